@@ -1,0 +1,1 @@
+"""Finished runs to tables; imports no jax."""
