@@ -1,0 +1,1 @@
+"""Text to documents, tokens and packed batches."""

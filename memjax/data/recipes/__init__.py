@@ -1,0 +1,1 @@
+"""One file per corpus; `memjax.data.corpora` lists them."""
