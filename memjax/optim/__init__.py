@@ -1,0 +1,1 @@
+"""Optax transforms and the builder of an optimizer from its config."""
