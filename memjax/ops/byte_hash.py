@@ -1,0 +1,200 @@
+"""Bytes to table rows: FNV-1a over the last n bytes.
+
+What: 64-bit FNV-1a of every byte's last n bytes, and its row, on the host and in jit.
+Why: byte-level models address their tables without a tokenizer; the published byte
+    model of this kind (sehaxe/dormouse) does it this way.
+When not: for token ids; see ngram_hash.
+
+h = basis; for each byte of the window, oldest first: h = (h xor byte) * prime mod 2^64.
+A window is shorter, never padded, where fewer bytes may be seen (see look_back).
+Index = h mod slots, row = index + slots of the orders before it.
+
+Source: sehaxe/dormouse crates/dormouse-data/src/lib.rs, whose offset basis lacks the
+last digit of the FNV standard's: basis="dormouse" or "standard".
+Differs: segments and DEAD (-1) bytes are ours.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memjax.errors import ConfigError
+from memjax.ops import uint32_pairs
+from memjax.ops.look_back import (
+    BAD_ROW,
+    check_host_ids,
+    device_ids,
+    look_backs,
+)
+
+FNV_PRIME = 2**40 + 0x1B3
+FNV_BASES = {"dormouse": 1469598103934665603, "standard": 14695981039346656037}
+_N_BYTES = 256
+
+
+def host_byte_fnv(
+    bytes_BT: Any,
+    orders: Sequence[int],
+    *,
+    basis: str = "dormouse",
+    segments_BT: Any = None,
+    history_BN: Any = None,
+) -> np.ndarray:
+    """The 64-bit hashes of every byte's last n bytes, in numpy uint64.
+
+    Args:
+        bytes_BT: integers 0 .. 255 [..., T] (uint8 or wider); -1 is no byte.
+        orders: window lengths, ascending, each at least 1.
+        basis: "dormouse" or "standard".
+        segments_BT: as in `ngram_hash.ngram_rows`.
+        history_BN: the max(orders) - 1 bytes before, as in `ngram_hash.ngram_rows`.
+
+    Returns:
+        uint64 [..., T, G], one per order. A window without bytes gives the basis.
+
+    Raises:
+        DataError: a value is outside 0 .. 255. ConfigError: orders or basis.
+    """
+    start = _check(orders, basis)
+    bytes_BT = check_host_ids(bytes_BT, _N_BYTES, "bytes")
+    if history_BN is not None:
+        history_BN = check_host_ids(history_BN, _N_BYTES, "history")
+    if segments_BT is not None:
+        segments_BT = np.asarray(segments_BT)
+    windows = look_backs(
+        bytes_BT, max(orders), segments_BT=segments_BT, history_BN=history_BN
+    )
+    hashes = []
+    for n in orders:
+        hash_BT = np.full(bytes_BT.shape, start, np.uint64)
+        for byte_BT, blocked_BT in reversed(windows[:n]):
+            mixed_BT = (hash_BT ^ byte_BT.astype(np.uint64)) * np.uint64(FNV_PRIME)
+            hash_BT = np.where(blocked_BT, hash_BT, mixed_BT)
+        hashes.append(hash_BT)
+    return np.stack(hashes, axis=-1)
+
+
+def host_byte_fnv_rows(
+    bytes_BT: Any,
+    orders: Sequence[int],
+    n_slots: Sequence[int],
+    *,
+    basis: str = "dormouse",
+    segments_BT: Any = None,
+    history_BN: Any = None,
+) -> np.ndarray:
+    """The table rows of every byte on the host; one column per order.
+
+    Args:
+        n_slots: rows of each order's part of the table, need not be prime; together
+            at most 2^31 - 1.
+        bytes_BT, orders, basis, segments_BT, history_BN: as in `host_byte_fnv`.
+
+    Returns:
+        int32 rows [..., T, G], the parts of earlier orders counted in.
+
+    Raises:
+        DataError, ConfigError: as in `host_byte_fnv`, or `n_slots` does not fit.
+    """
+    offsets = _check_slots(orders, n_slots)
+    hash_BTG = host_byte_fnv(
+        bytes_BT, orders, basis=basis, segments_BT=segments_BT, history_BN=history_BN
+    )
+    index_BTG = (hash_BTG % np.array(n_slots, np.uint64)).astype(np.int64)
+    return (index_BTG + offsets).astype(np.int32)
+
+
+def byte_fnv(
+    bytes_BT: Any,
+    orders: Sequence[int],
+    *,
+    basis: str = "dormouse",
+    segments_BT: Any = None,
+    history_BN: Any = None,
+) -> uint32_pairs.Pair:
+    """`host_byte_fnv` inside jit: (high, low) uint32 halves [..., T, G], bit-equal.
+
+    Values outside 0 .. 255 raise DataError in host arrays; a traced one gives a hash
+    without meaning, which `byte_fnv_rows` turns into BAD_ROW.
+    """
+    return _device_fnv(bytes_BT, orders, basis, segments_BT, history_BN)[0]
+
+
+def byte_fnv_rows(
+    bytes_BT: Any,
+    orders: Sequence[int],
+    n_slots: Sequence[int],
+    *,
+    basis: str = "dormouse",
+    segments_BT: Any = None,
+    history_BN: Any = None,
+) -> jax.Array:
+    """`host_byte_fnv_rows` inside jit, bit-equal.
+
+    A traced value outside 0 .. 255 (and not -1) gives BAD_ROW (2^31 - 1), outside of
+    every table, in every column whose window sees it.
+    """
+    offsets = _check_slots(orders, n_slots)
+    pair, bad_BTG = _device_fnv(bytes_BT, orders, basis, segments_BT, history_BN)
+    index_BTG = uint32_pairs.remainder(pair, np.array(n_slots, np.int64))
+    rows_BTG = index_BTG.astype(jnp.int32) + offsets.astype(np.int32)
+    return jnp.where(bad_BTG, np.int32(BAD_ROW), rows_BTG)
+
+
+def _device_fnv(
+    bytes_BT: Any, orders: Sequence[int], basis: str, segments_BT: Any, history_BN: Any
+) -> tuple[uint32_pairs.Pair, jax.Array]:
+    start = uint32_pairs.split64(_check(orders, basis))
+    bytes_BT = device_ids(bytes_BT, _N_BYTES, "bytes")
+    if history_BN is not None:
+        history_BN = device_ids(history_BN, _N_BYTES, "history")
+    windows = look_backs(
+        bytes_BT, max(orders), segments_BT=segments_BT, history_BN=history_BN
+    )
+    bads, pairs = [], []
+    for n in orders:
+        bad_BT = jnp.zeros(bytes_BT.shape, bool)
+        high_BT = jnp.full(bytes_BT.shape, start[0], jnp.uint32)
+        low_BT = jnp.full(bytes_BT.shape, start[1], jnp.uint32)
+        for byte_BT, blocked_BT in reversed(windows[:n]):
+            bad_BT |= ((byte_BT < 0) | (byte_BT >= _N_BYTES)) & ~blocked_BT
+            mixed = _fnv_step(high_BT, low_BT, byte_BT.astype(jnp.uint32))
+            high_BT = jnp.where(blocked_BT, high_BT, mixed[0])
+            low_BT = jnp.where(blocked_BT, low_BT, mixed[1])
+        pairs.append((high_BT, low_BT))
+        bads.append(bad_BT)
+    high_BTG, low_BTG = (jnp.stack(half, axis=-1) for half in zip(*pairs, strict=True))
+    return (high_BTG, low_BTG), jnp.stack(bads, axis=-1)
+
+
+def _fnv_step(high: jax.Array, low: jax.Array, byte: jax.Array) -> uint32_pairs.Pair:
+    """((high, low) xor byte) * (2^40 + 0x1b3) modulo 2^64."""
+    low = low ^ byte
+    small = np.uint32(FNV_PRIME & 0xFFFFFFFF)
+    carry, product = uint32_pairs.multiply32(low, small)
+    return high * small + carry + (low << np.uint32(8)), product
+
+
+def _check(orders: Sequence[int], basis: str) -> int:
+    if not orders or min(orders) < 1 or list(orders) != sorted(set(orders)):
+        raise ConfigError(
+            "orders", tuple(orders), "window lengths from 1 on, ascending"
+        )
+    if basis not in FNV_BASES:
+        raise ConfigError("basis", basis, f"one of {sorted(FNV_BASES)}")
+    return FNV_BASES[basis]
+
+
+def _check_slots(orders: Sequence[int], n_slots: Sequence[int]) -> np.ndarray:
+    """Offsets of the orders' parts, int64."""
+    slots = [int(n) for n in n_slots]
+    if len(slots) != len(orders):
+        raise ConfigError("n_slots", tuple(slots), f"{len(orders)} sizes, as orders")
+    if min(slots) < 1 or sum(slots) > uint32_pairs.MAX_MODULUS:
+        want = f"1 or more each, at most {uint32_pairs.MAX_MODULUS} together"
+        raise ConfigError("n_slots", tuple(slots), want)
+    return np.array(list(accumulate(slots, initial=0))[:-1], np.int64)
