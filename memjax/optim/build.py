@@ -1,0 +1,184 @@
+"""From settings and labels to one optax transform.
+
+What: `build_optimizer`, and `schedules` for the rates it applies.
+Why: only the labels that occur get a group, so no state is ever empty.
+When not: an optimizer of your own; any optax transform fits the training step.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from memjax.optim.clip import clip_by_norm
+from memjax.optim.config import OptimConfig
+from memjax.optim.labels import check_labels
+from memjax.optim.precision import in_float32
+from memjax.optim.rate import rate_schedule, scale_by_rate
+from memjax.optim.sinkhorn_momentum import sinkhorn_momentum
+
+
+def schedules(config: OptimConfig, n_steps: int) -> dict[str, Callable[[Any], Any]]:
+    """Step -> learning rate for "dense", "embedding" and "table".
+
+    All have the form of `config.schedule`; only their peaks differ. The rate of
+    Sinkhorn momentum is given without its factor gamma.
+
+    Raises:
+        ConfigError: warm-up and decay do not fit into n_steps.
+    """
+    shared = (
+        config.learning_rate
+        if config.embedding == "dense"
+        else config.table_learning_rate
+    )
+    own = config.embedding_learning_rate
+    peaks = {
+        "dense": config.learning_rate,
+        "embedding": shared if own is None else own,
+        "table": config.table_learning_rate,
+    }
+    return {
+        group: rate_schedule(
+            config.schedule,
+            peak,
+            n_steps,
+            warmup_steps=config.warmup_steps,
+            decay_frac=config.decay_frac,
+            end_frac=config.end_frac,
+        )
+        for group, peak in peaks.items()
+    }
+
+
+def build_optimizer(
+    config: OptimConfig, labels: Any, n_steps: int
+) -> optax.GradientTransformation:
+    """The transform that trains every labelled parameter.
+
+    First each group's gradient is clipped by its own norm (dense together, tables
+    together, an embedding under Sinkhorn momentum by itself with the tables'
+    limit), then each label goes to its optimizer. Frozen parameters count in no
+    norm and get zero updates, decay included.
+
+    Moments and momentum are float32; updates keep the gradient's dtype. With
+    Muon the last two axes of a matrix are taken as (in, out) and leading axes as
+    stacked layers.
+
+    Args:
+        config: the settings; `config.label_rules` must already be in labels
+            (`memjax.optim.labels.apply_label_rules`), `accumulate_steps` and
+            `ema_decay` belong to the training step.
+        labels: tree of str with the structure of the parameters.
+        n_steps: length of the run in optimizer steps.
+
+    Raises:
+        ConfigError: an unknown label, or a schedule that does not fit.
+        ShapeError: at `init`, a table (or a matrix under Muon) of a wrong rank.
+    """
+    check_labels(labels)
+    present = set(jax.tree.leaves(labels))
+    makers = {
+        "matrix": _matrix,
+        "vector": _vector,
+        "embedding": _embedding,
+        "table": _table,
+        "frozen": lambda config, rates: optax.set_to_zero(),
+    }
+    rates = schedules(config, n_steps)
+    steps = [
+        optax.partition(
+            {label: makers[label](config, rates) for label in sorted(present)}, labels
+        )
+    ]
+    limits = {
+        "dense": config.clip_norm,
+        "embedding": config.table_clip_norm,
+        "table": config.table_clip_norm,
+        "frozen": None,
+    }
+    groups = jax.tree.map(lambda label: _clip_group(config, label), labels)
+    limits = {group: limits[group] for group in set(jax.tree.leaves(groups))}
+    if any(limit is not None for limit in limits.values()):
+        clips = {
+            group: optax.identity() if limit is None else clip_by_norm(limit)
+            for group, limit in sorted(limits.items())
+        }
+        steps.insert(0, optax.partition(clips, groups))
+    return optax.chain(*steps)
+
+
+def _clip_group(config: OptimConfig, label: str) -> str:
+    if label == "embedding":
+        return "dense" if config.embedding == "dense" else "embedding"
+    return label if label in ("table", "frozen") else "dense"
+
+
+def _adamw(
+    config: OptimConfig, rate: Any, weight_decay: float
+) -> optax.GradientTransformation:
+    b1, b2 = config.betas
+    return in_float32(
+        optax.chain(
+            optax.scale_by_adam(b1=b1, b2=b2, eps=config.eps),
+            optax.add_decayed_weights(weight_decay),
+            scale_by_rate(rate),
+        )
+    )
+
+
+def _matrix(config: OptimConfig, rates: Any) -> optax.GradientTransformation:
+    if config.optimizer == "adamw":
+        return _adamw(config, rates["dense"], config.weight_decay)
+    axes = optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+    return in_float32(
+        optax.contrib.muon(
+            learning_rate=rates["dense"],
+            beta=config.muon_momentum,
+            weight_decay=config.weight_decay,
+            consistent_rms=config.muon_rms,
+            muon_weight_dimension_numbers=lambda tree: jax.tree.map(
+                lambda leaf: axes, tree
+            ),
+        )
+    )
+
+
+def _vector(config: OptimConfig, rates: Any) -> optax.GradientTransformation:
+    return _adamw(config, rates["dense"], 0.0)
+
+
+def _embedding(config: OptimConfig, rates: Any) -> optax.GradientTransformation:
+    if config.embedding == "dense":
+        return _adamw(config, rates["embedding"], config.embedding_weight_decay)
+    return _sinkhorn(config, rates["embedding"])
+
+
+def _table(config: OptimConfig, rates: Any) -> optax.GradientTransformation:
+    rate = rates["table"]
+    if config.table_optimizer == "sinkhorn_momentum":
+        return _sinkhorn(config, rate)
+    if config.table_optimizer == "sgd":
+        return scale_by_rate(rate)
+    if config.table_optimizer == "adagrad":
+        # eps stands inside the root there; squared, it means the same as Adam's.
+        direction = optax.scale_by_rss(initial_accumulator_value=0.0, eps=config.eps**2)
+    else:
+        b1, b2 = config.table_betas
+        direction = optax.scale_by_adam(b1=b1, b2=b2, eps=config.eps)
+    return in_float32(optax.chain(direction, scale_by_rate(rate)))
+
+
+def _sinkhorn(config: OptimConfig, rate: Any) -> optax.GradientTransformation:
+    settings = config.sinkhorn
+    return sinkhorn_momentum(
+        rate,
+        gamma=settings.gamma,
+        beta=settings.beta,
+        n_iterations=settings.n_iterations,
+        tau=settings.tau,
+        eps=settings.eps,
+        norm=settings.norm,
+        accumulator_dtype="float32",
+    )
