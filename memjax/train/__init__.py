@@ -1,0 +1,1 @@
+"""State, step, loop, checkpoints and hooks; everything is handed in as functions."""

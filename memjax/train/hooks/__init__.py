@@ -1,0 +1,1 @@
+"""Small functions that run beside the training loop."""

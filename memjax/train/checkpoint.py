@@ -1,0 +1,335 @@
+"""Checkpoints: the whole state, the data position and what they belong to.
+
+What: `Checkpoints` saves in the background, keeps the newest and the best, restores.
+Why: a checkpoint of another configuration is refused in words, never cut or cast, and a
+    torn one is set aside, so that rerunning the same command always goes on.
+When not: exporting weights to other formats.
+
+One step directory holds the items `params` (a plain tree), `ema` (where there is one),
+`rest` (step, key and optimizer state, by path), `data` and `meta` (both JSON).
+"""
+
+import math
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from memjax.errors import CheckpointError
+from memjax.train.checkpoint_meta import check_meta, make_meta, plain, read_meta
+from memjax.train.state import TrainState, state_leaves
+
+_COMMITTED = "commit_success.txt"
+_ITEMS = ("params", "rest", "data", "meta")
+
+
+class Restored(NamedTuple):
+    """A restored checkpoint.
+
+    Attributes:
+        state: the state, with the shardings that were asked for.
+        data: position in the data, as the iterator's `state()` gave it.
+        progress: what the loop noted beside it (tokens seen, last evaluation).
+    """
+
+    state: TrainState
+    data: Any
+    progress: dict[str, Any]
+
+
+class _Keep:
+    """Retention: the newest `n` and the best, by step number."""
+
+    def __init__(self, owner: "Checkpoints", n: int) -> None:
+        self._owner = owner
+        self._n = n
+
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: Any
+    ) -> list[bool]:
+        del context
+        newest = sorted(info.step for info in checkpoints)[-self._n :]
+        best = self._owner.best_step
+        return [info.step in newest or info.step == best for info in checkpoints]
+
+
+def whole_steps(directory: str | os.PathLike[str]) -> list[int]:
+    """Steps in `directory` whose save was finished, ascending; [] without a folder."""
+    root = Path(directory)
+    if not root.is_dir():
+        return []
+    steps = [int(path.name) for path in root.iterdir() if path.name.isdigit()]
+    return sorted(step for step in steps if _is_whole(root / str(step)))
+
+
+def _is_whole(path: Path) -> bool:
+    committed = all((path / item / _COMMITTED).exists() for item in _ITEMS)
+    return committed and (path / _COMMITTED).exists()
+
+
+class Checkpoints:
+    """The checkpoints of one run; use it as a context manager, so that it is closed.
+
+    Args:
+        directory: where the step directories are; made when missing, used absolutely.
+        keep_last: how many of the newest are kept.
+        keep_best: whether the one with the lowest `bpb` is kept as well.
+
+    Step directories without a finished save are set aside (renamed to `STEP.torn`, with
+    a warning); left-over temporary directories do not block anything.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        keep_last: int = 2,
+        keep_best: bool = True,
+    ) -> None:
+        self.directory = Path(os.path.abspath(directory))
+        self.best_step: int | None = None
+        self.best_bpb: float | None = None
+        self._keep_best = keep_best
+        if self.directory.is_dir():
+            for path in sorted(self.directory.iterdir()):
+                if path.name.isdigit() and not _is_whole(path):
+                    self._set_aside(int(path.name), "its save was not finished")
+        self._manager = ocp.CheckpointManager(
+            self.directory,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=_Keep(self, keep_last)
+            ),
+        )
+        for step in self.steps():
+            meta = read_meta(self.directory / str(step))
+            self._note_best(step, None if meta is None else meta["bpb"])
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def steps(self) -> list[int]:
+        """Steps on disk or on their way to it, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def newest(self) -> int | None:
+        """The newest step, None when there is none."""
+        return max(self.steps(), default=None)
+
+    def describe_newest(self) -> str:
+        """For messages: where the newest whole checkpoint is."""
+        self.wait()
+        step = self.newest()
+        if step is None:
+            return "there is no checkpoint yet"
+        return f"the last good checkpoint is step {step}, {self.directory / str(step)}"
+
+    def save(
+        self,
+        state: TrainState,
+        *,
+        data: Any,
+        fingerprint: Mapping[str, Any],
+        progress: Mapping[str, Any] | None = None,
+        bpb: float | None = None,
+    ) -> None:
+        """Start writing the state; returns when the arrays are copied.
+
+        Args:
+            state: the state; its own step names the directory.
+            data: JSON value, the position of the data iterator before the next batch.
+            fingerprint: JSON mapping of everything that gives the parameters their
+                meaning without showing in their shapes (hash seed, primes, token map).
+            progress: JSON mapping of the loop's own counts.
+            bpb: bits per byte of exactly this state, if it was evaluated.
+
+        Raises:
+            CheckpointError: this step or a newer one exists already; nothing is written.
+        """
+        step = int(jax.device_get(state.step))
+        newest = self.newest()
+        if newest is not None and newest >= step:
+            raise CheckpointError(
+                f"cannot save step {step}: {self.directory / str(newest)} exists; "
+                f"allowed: steps above {newest}, or move that directory away first"
+            )
+        items: dict[str, Any] = {
+            "params": ocp.args.StandardSave(state.params),
+            "rest": ocp.args.StandardSave(_rest(state)),
+            "data": ocp.args.JsonSave({"data": plain(data)}),
+            "meta": ocp.args.JsonSave(
+                make_meta(state, fingerprint, dict(progress or {}), bpb)
+            ),
+        }
+        if state.ema is not None:
+            items["ema"] = ocp.args.StandardSave(state.ema)
+        # The best is noted first: retention runs inside the save.
+        before = (self.best_step, self.best_bpb)
+        self._note_best(step, bpb)
+        try:
+            written = self._manager.save(
+                step, args=ocp.args.Composite(**items), force=True
+            )
+        except BaseException:
+            self.best_step, self.best_bpb = before
+            raise
+        if not written:
+            raise CheckpointError(f"step {step} was not written to {self.directory}")
+
+    def restore_newest(
+        self, abstract: TrainState, fingerprint: Mapping[str, Any]
+    ) -> Restored | None:
+        """The newest whole checkpoint; None when the folder holds no step at all.
+
+        Args:
+            abstract: shapes, dtypes and shardings wanted; another device count than at
+                the save is fine.
+            fingerprint: as in `save`.
+
+        Raises:
+            CheckpointError: it belongs to another configuration (names every path or
+                field), or no step is whole (names the steps and the way out).
+        """
+        self.wait()
+        while (step := self.newest()) is not None:
+            path = self.directory / str(step)
+            meta = read_meta(path)
+            if meta is not None:
+                check_meta(path, meta, state_leaves(abstract), fingerprint)
+            try:
+                if meta is None:
+                    raise ValueError("its meta file is unreadable")
+                return self._read(step, abstract, meta)
+            except Exception as error:
+                reason = f"reading it failed ({_first_line(error)})"
+                self._set_aside(step, reason)
+                self._manager.reload()
+        torn = sorted(path.name for path in self.directory.glob("*.torn"))
+        if torn:
+            raise CheckpointError(
+                f"{self.directory} holds no whole checkpoint, only {', '.join(torn)}: "
+                "delete them to start anew, or use another run folder"
+            )
+        return None
+
+    def _read(
+        self, step: int, abstract: TrainState, meta: Mapping[str, Any]
+    ) -> Restored:
+        items: dict[str, Any] = {
+            "params": ocp.args.StandardRestore(abstract.params),
+            "rest": ocp.args.StandardRestore(_rest(abstract)),
+            "data": ocp.args.JsonRestore(),
+        }
+        if abstract.ema is not None:
+            items["ema"] = ocp.args.StandardRestore(abstract.ema)
+        got = self._manager.restore(step, args=ocp.args.Composite(**items))
+        rest = got["rest"]
+        leaves, tree = jax.tree.flatten(abstract.opt_state)
+        paths = list(state_leaves(abstract.opt_state, "opt_state/"))
+        assert len(paths) == len(leaves)
+        state = TrainState(
+            step=rest["step"],
+            params=got["params"],
+            opt_state=jax.tree.unflatten(tree, [rest[path] for path in paths]),
+            ema=None if abstract.ema is None else got["ema"],
+            key=rest["key"],
+        )
+        return Restored(state, got["data"]["data"], dict(meta["progress"]))
+
+    def wait(self) -> None:
+        """Block until everything is on disk; raises what the writer raised."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Wait for the writer and release it."""
+        self._manager.close()
+
+    def is_best(self, bpb: float | None) -> bool:
+        """Whether a state with this score would be kept as the best one."""
+        if not self._keep_best or bpb is None or not math.isfinite(bpb):
+            return False
+        return self.best_bpb is None or bpb < self.best_bpb
+
+    def _note_best(self, step: int, bpb: float | None) -> None:
+        if self.is_best(bpb):
+            self.best_step, self.best_bpb = step, bpb
+
+    def _set_aside(self, step: int, reason: str) -> None:
+        path = self.directory / str(step)
+        target = path.with_name(f"{step}.torn")
+        number = 1
+        while target.exists():
+            number += 1
+            target = path.with_name(f"{step}.{number}.torn")
+        warnings.warn(
+            f"checkpoint {path} is torn: {reason}; it is set aside as {target.name} and "
+            "the newest whole one is used",
+            stacklevel=3,
+        )
+        if jax.process_index() == 0:
+            path.rename(target)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices(f"memjax set aside {step}")
+
+
+def restore_params(
+    directory: str | os.PathLike[str],
+    abstract_params: Any,
+    fingerprint: Mapping[str, Any],
+    *,
+    step: int | None = None,
+    item: str = "params",
+) -> tuple[Any, int]:
+    """Only the parameters of one checkpoint, for evaluation and sampling.
+
+    Args:
+        directory: the folder of the step directories; nothing in it is changed.
+        abstract_params: shapes, dtypes and shardings wanted.
+        fingerprint: as in `Checkpoints.save`.
+        step: which step; the newest whole one by default.
+        item: "params", or "ema" for the running average.
+
+    Returns:
+        (parameters, step).
+
+    Raises:
+        CheckpointError: no such step, torn, or of another configuration.
+    """
+    root = Path(os.path.abspath(directory))
+    steps = whole_steps(root)
+    if step is None and steps:
+        step = steps[-1]
+    if step not in steps:
+        raise CheckpointError(
+            f"step {step} is not among the whole checkpoints of {root}: {steps}"
+        )
+    path = root / str(step)
+    meta = read_meta(path)
+    if meta is None:
+        raise CheckpointError(f"{path} is torn: its meta file is unreadable")
+    check_meta(path, meta, state_leaves(abstract_params, f"{item}/"), fingerprint)
+    try:
+        with ocp.StandardCheckpointer() as reader:
+            return reader.restore(path / item, abstract_params), step
+    except Exception as error:
+        raise CheckpointError(f"{path} is torn: {_first_line(error)}") from error
+
+
+def _rest(state: TrainState) -> dict[str, Any]:
+    """Step, key and optimizer state as one flat dict by path."""
+    leaves = state_leaves(state.opt_state, "opt_state/")
+    return {"step": state.step, "key": state.key, **leaves}
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return (
+        f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    )

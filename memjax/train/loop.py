@@ -1,0 +1,410 @@
+"""The training loop, from the mesh to the last checkpoint.
+
+What: `fit` trains until `n_steps`, or until it is told to stop, and can be rerun.
+Why: one place shows the order in which everything happens, and why that order.
+When not: what is trained on what is decided by the caller, who hands in functions.
+"""
+
+import contextlib
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from memjax.errors import ConfigError, TrainingError
+from memjax.parallel.mesh import global_batch
+from memjax.train.checkpoint import Checkpoints
+from memjax.train.clock import Clock
+from memjax.train.config import TrainConfig
+from memjax.train.ema import Ema
+from memjax.train.hooks.base import Every, Hook, StepInfo
+from memjax.train.hooks.memory_health import HealthFn, MemoryHealth
+from memjax.train.hooks.profiler import Profiler
+from memjax.train.hooks.progress import Progress
+from memjax.train.hooks.record import Recorder
+from memjax.train.run_folder import write_result
+from memjax.train.state import (
+    InitParams,
+    Params,
+    TrainState,
+    abstract_state,
+    init_state,
+)
+from memjax.train.step import GroupNorms, LossFn, make_train_step
+from memjax.train.stop import StopSignal
+
+CHECKPOINT_FOLDER = "checkpoints"
+
+EvalFn = Callable[[Params, int | None], Mapping[str, float]]
+Rate = Callable[[int], Any]
+
+
+class Batches(Protocol):
+    """An endless iterator of numpy batches that knows its position."""
+
+    def __next__(self) -> Mapping[str, np.ndarray]: ...
+
+    def state(self) -> Any:
+        """A JSON value that `restore` brings back to exactly this position."""
+
+    def restore(self, state: Any) -> None:
+        """Go to a position; raises when it belongs to other data."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FitResult:
+    """How a run ended.
+
+    Attributes:
+        state: the last state.
+        step: updates done.
+        stopped_by: "SIGTERM" or "SIGINT" when the run was told to stop, else None.
+        final: the evaluation after the last step, over everything; None when stopped.
+        best_step: step of the best kept checkpoint, None without one.
+        best_bpb: its bits per byte.
+        tokens_seen: targets trained on, all starts of the run together.
+        train_s: seconds spent in steps, all starts together, without compiling.
+    """
+
+    state: TrainState
+    step: int
+    stopped_by: str | None
+    final: dict[str, float] | None
+    best_step: int | None
+    best_bpb: float | None
+    tokens_seen: int
+    train_s: float
+
+
+# The order of things, and why nobody should change it:
+#
+#   mesh, data, functions    handed in by the caller
+#   abstract state           shapes and shardings, before anything is allocated
+#   restore, or init         the newest whole checkpoint if there is one
+#   iterator                 AT the restored position, never read and thrown away
+#   hooks                    after the restore: records are cut back to that step
+#   for each step t:
+#     settle                 when something is due below: a bad state is never saved
+#     evaluate if due        the state BEFORE step t
+#     save if due            the same state, and the iterator before its next batch
+#     leave if done          or told to; a told stop has just been saved
+#     take a batch, dispatch step t
+#     settle step t - 1      its metrics are read while step t runs
+#   after: final evaluation, result file, wait for the writer (the `with` block)
+#
+# Implicit transfers between host and device are errors inside the loop, except in
+# evaluation, saving and hooks, which run functions that are not ours.
+def fit(
+    config: TrainConfig,
+    *,
+    run_dir: str | os.PathLike[str],
+    mesh: Mesh,
+    init_params: InitParams,
+    loss_fn: LossFn,
+    transform: optax.GradientTransformation,
+    batches: Batches,
+    eval_fn: EvalFn,
+    learning_rate: Rate,
+    fingerprint: Mapping[str, Any],
+    seed: int = 0,
+    bytes_per_token: float = 1.0,
+    ema: Ema | None = None,
+    group_norms: GroupNorms | None = None,
+    health_fn: HealthFn | None = None,
+    hooks: Sequence[Hook] = (),
+) -> FitResult:
+    """Train; resume when the run folder holds a checkpoint.
+
+    Args:
+        config: length and periods.
+        run_dir: an existing run folder (see `open_run_folder`).
+        mesh: batches are split over "data", parameters are replicated.
+        init_params: key -> parameters, traceable.
+        loss_fn: (params, batch, key) -> (summed nats, {"weight": ..., sums}).
+        transform: an optax transformation.
+        batches: this reader's part of the training data.
+        eval_fn: (params, max_batches or None for all) -> floats, among them "bpb".
+            The parameters are live arrays: read them, do not keep or donate them.
+        learning_rate: step (from 0) -> rate, or {group: rate}; for the records only.
+        fingerprint: JSON mapping that a checkpoint must share (see `Checkpoints.save`).
+        seed: of the parameters and of the keys of the steps.
+        bytes_per_token: turns bits a token into bits a byte in the records.
+        ema: a running average; evaluations then use it.
+        group_norms: tree -> {group: norm}.
+        health_fn: (state, batch) -> scalars, called every `health_every` steps.
+        hooks: further hooks, after the built-in ones.
+
+    Raises:
+        ConfigError: the mesh has an axis other than "data" with more than one device,
+            health_every without a health_fn, ema_decay and `ema` disagree.
+        CheckpointError: the run folder's checkpoint is of another configuration.
+        TrainingError: a loss, gradient or update that is not finite (names the step and
+            the last good checkpoint), data that ended, or a checkpoint beyond n_steps.
+    """
+    _check(config, mesh, ema, health_fn)
+    primary = jax.process_index() == 0
+    with contextlib.ExitStack() as stack:
+        checkpoints = stack.enter_context(
+            Checkpoints(
+                Path(run_dir) / CHECKPOINT_FOLDER,
+                keep_last=config.keep_last,
+                keep_best=config.keep_best,
+            )
+        )
+        step_fn = make_train_step(
+            loss_fn,
+            transform,
+            accumulate_steps=config.accumulate_steps,
+            update_ema=None if ema is None else ema.update,
+            group_norms=group_norms,
+            mesh=mesh,
+        )
+        abstract = abstract_state(init_params, transform, mesh, ema=ema, seed=seed)
+        restored = checkpoints.restore_newest(abstract, fingerprint)
+        if restored is None:
+            state = init_state(init_params, transform, mesh, ema=ema, seed=seed)
+            progress: dict[str, Any] = {}
+        else:
+            state, progress = restored.state, restored.progress
+            batches.restore(restored.data)
+        step = int(jax.device_get(state.step))
+        if step > config.n_steps:
+            raise ConfigError(
+                "train.n_steps", config.n_steps, f"the run is at step {step} already"
+            )
+
+        run = _Run(config, step, progress, learning_rate, bytes_per_token)
+        if primary:
+            run.add(
+                stack, Every(config.log_every, Recorder(run_dir, restored_step=step))
+            )
+            run.add(stack, Progress(config.log_every))
+        if config.profile_steps is not None and primary:
+            run.add(stack, Profiler(run_dir, *config.profile_steps))
+        if config.health_every is not None and health_fn is not None:
+            run.add(stack, MemoryHealth(health_fn, config.health_every, run.emit))
+        for hook in hooks:
+            run.add(stack, hook)
+        if restored is not None:
+            run.message(f"resumed at step {step} of {config.n_steps}")
+
+        def evaluate(max_batches: int | None) -> dict[str, float]:
+            params = state.params if ema is None else ema.merge(state.params, state.ema)
+            values = eval_fn(params, max_batches)
+            return {name: float(value) for name, value in values.items()}
+
+        stop = stack.enter_context(StopSignal())
+        stack.enter_context(jax.transfer_guard("disallow"))
+        while True:
+            stopped_by = stop.requested()
+            done = step >= config.n_steps
+            eval_due = run.eval_due(step, done)
+            save_due = run.save_due(step, done or stopped_by is not None)
+            if done or stopped_by or eval_due or save_due:
+                run.settle(checkpoints)
+            if eval_due:
+                with run.aside():
+                    run.evaluated(step, evaluate(config.max_eval_batches))
+                save_due |= step > run.saved_step and checkpoints.is_best(
+                    run.bpb_at(step)
+                )
+            if save_due:
+                with run.aside():
+                    checkpoints.save(
+                        state,
+                        data=batches.state(),
+                        fingerprint=fingerprint,
+                        progress=run.progress(),
+                        bpb=run.bpb_at(step),
+                    )
+                run.saved_step = step
+            if done or stopped_by:
+                break
+            batch = global_batch(mesh, _next(batches, step))
+            run.before_step(step, state, batch)
+            state, metrics = step_fn(state, batch)
+            run.settle(checkpoints)
+            step += 1
+            run.pending = (step, metrics)
+
+        final = None
+        with jax.transfer_guard("allow"):
+            if done:
+                final = run.last_eval
+                if config.max_eval_batches is not None or final is None:
+                    final = evaluate(None)
+                run.emit("final", step, final)
+            checkpoints.wait()
+            result = FitResult(
+                state=state,
+                step=step,
+                stopped_by=None if done else stopped_by,
+                final=final,
+                best_step=checkpoints.best_step,
+                best_bpb=checkpoints.best_bpb,
+                tokens_seen=run.tokens_seen,
+                train_s=run.clock.train_s,
+            )
+            if done and primary:
+                write_result(run_dir, _summary(result))
+            if not done:
+                run.message(f"{stopped_by}: {_saved_text(step)}; rerun to go on")
+        return result
+
+
+class _Run:
+    """What the loop remembers between steps."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        step: int,
+        progress: Mapping[str, Any],
+        learning_rate: Rate,
+        bytes_per_token: float,
+    ) -> None:
+        self.config = config
+        self.pending: tuple[int, Mapping[str, jax.Array]] | None = None
+        self.saved_step = step
+        self.tokens_seen = int(progress.get("tokens_seen", 0))
+        self.clock = Clock(progress.get("train_s", 0.0))
+        self.eval_step: int | None = progress.get("eval_step")
+        self.last_eval: dict[str, float] | None = progress.get("eval")
+        self._rate = learning_rate
+        self._bytes_per_token = bytes_per_token
+        self._hooks: list[Hook] = []
+
+    def add(self, stack: contextlib.ExitStack, hook: Hook) -> None:
+        stack.callback(hook.close)
+        self._hooks.append(hook)
+
+    def eval_due(self, step: int, done: bool) -> bool:
+        every = self.config.eval_every
+        due = done or (every is not None and step > 0 and step % every == 0)
+        return due and step != self.eval_step
+
+    def save_due(self, step: int, leaving: bool) -> bool:
+        every = self.config.save_every
+        due = leaving or (every is not None and step % every == 0)
+        return due and step > self.saved_step
+
+    def bpb_at(self, step: int) -> float | None:
+        """Bits per byte of the state at `step`, None when it was not evaluated."""
+        return (
+            self.last_eval["bpb"] if self.last_eval and self.eval_step == step else None
+        )
+
+    def evaluated(self, step: int, values: dict[str, float]) -> None:
+        self.eval_step, self.last_eval = step, values
+        self.emit("eval", step, values)
+
+    def progress(self) -> dict[str, Any]:
+        return {
+            "tokens_seen": self.tokens_seen,
+            "train_s": self.clock.train_s,
+            "eval_step": self.eval_step,
+            "eval": self.last_eval,
+        }
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Not training: the clock stands still, transfers are allowed."""
+        with self.clock.paused(), jax.transfer_guard("allow"):
+            yield
+
+    def before_step(self, step: int, state: TrainState, batch: Any) -> None:
+        with self.aside():
+            for hook in self._hooks:
+                hook.before_step(step, state, batch)
+
+    def emit(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        for hook in self._hooks:
+            hook.on_event(kind, step, values)
+
+    def message(self, text: str) -> None:
+        for hook in self._hooks:
+            hook.on_message(text)
+
+    def settle(self, checkpoints: Checkpoints) -> None:
+        """Read the metrics of the step in flight, stop on bad ones, tell the hooks."""
+        if self.pending is None:
+            return
+        step, metrics = self.pending
+        self.pending = None
+        values = {k: float(v) for k, v in jax.device_get(dict(metrics)).items()}
+        if not values.pop("finite"):
+            names = ("loss", "grad_norm", "update_norm")
+            bad = next(name for name in names if not math.isfinite(values[name]))
+            raise TrainingError(
+                f"{bad} = {values[bad]} at step {step}, training stopped; "
+                + checkpoints.describe_newest()
+            )
+        self.tokens_seen += round(values["weight"])
+        self.clock.step_done(values["weight"])
+        values["bpb"] = values["bits_per_token"] / self._bytes_per_token
+        values["tokens_seen"] = self.tokens_seen
+        values["train_s"] = self.clock.train_s
+        eta_s = None
+        if self.clock.step_s is not None and self.clock.tokens_per_s is not None:
+            values["tokens_per_s"] = self.clock.tokens_per_s
+            eta_s = self.clock.step_s * (self.config.n_steps - step)
+        info = StepInfo(
+            step,
+            self.config.n_steps,
+            values,
+            eta_s,
+            lambda: _rates(self._rate, step - 1),
+        )
+        with jax.transfer_guard("allow"):
+            for hook in self._hooks:
+                hook.on_step(info)
+
+
+def _check(
+    config: TrainConfig, mesh: Mesh, ema: Ema | None, health_fn: HealthFn | None
+) -> None:
+    for name, size in mesh.shape.items():
+        if name != "data" and size != 1:
+            raise ConfigError(
+                f"mesh.{name}",
+                size,
+                "1: this loop replicates parameters over mesh.data",
+            )
+    if config.health_every is not None and health_fn is None:
+        raise ConfigError("train.health_every", config.health_every, "None: no memory")
+    if (config.ema_decay is None) != (ema is None):
+        raise ConfigError(
+            "train.ema_decay", config.ema_decay, "None exactly without ema"
+        )
+
+
+def _next(batches: Batches, step: int) -> Mapping[str, np.ndarray]:
+    try:
+        return next(batches)
+    except StopIteration:
+        raise TrainingError(f"the training data ended at step {step}") from None
+
+
+def _rates(learning_rate: Rate, step: int) -> dict[str, float]:
+    """The rate used by the update number `step`, by group; "" when there is one."""
+    rate = learning_rate(step)
+    if not isinstance(rate, Mapping):
+        rate = {"": rate}
+    return {name: float(value) for name, value in rate.items()}
+
+
+def _saved_text(step: int) -> str:
+    return f"saved at step {step}" if step else "nothing was trained yet"
+
+
+def _summary(result: FitResult) -> dict[str, Any]:
+    return {
+        name: value for name, value in vars(result).items() if name not in ("state",)
+    }

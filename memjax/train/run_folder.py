@@ -1,0 +1,209 @@
+"""The folder of a run.
+
+What: `open_run_folder` makes it and writes what is needed to repeat the run.
+Why: a table's number can be traced to a config, a commit and versions, always.
+When not: metrics and checkpoints; the loop writes those.
+
+    config.json    the resolved config
+    starts.jsonl   one line a start: time, command line, differences of the config to its
+                   file and to the last start, versions, devices, commit
+    dirty-N.patch  what the checkout of start N had on top of its commit
+    result.json    written by a run that reached its last step
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+
+from memjax.errors import TrainingError
+from memjax.train.config import RESUMABLE_FIELDS
+
+CONFIG_FILE = "config.json"
+STARTS_FILE = "starts.jsonl"
+RESULT_FILE = "result.json"
+_PACKAGES = ("memjax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+_LARGEST_UNTRACKED = 200_000
+
+
+def open_run_folder(
+    run_dir: str | os.PathLike[str],
+    *,
+    config: Mapping[str, Any],
+    changes: Sequence[str] = (),
+    may_change: Sequence[str] = RESUMABLE_FIELDS,
+) -> Path:
+    """Make the folder, or open it again for the same config.
+
+    Args:
+        run_dir: made with its parents when missing.
+        config: the resolved config as JSON values.
+        changes: how it differs from its file, one text a field.
+        may_change: dotted fields (or whole branches) a rerun may change.
+
+    Returns:
+        The absolute path.
+
+    Raises:
+        TrainingError: it cannot be written, or holds the run of another config (names
+            every differing field); nothing is changed then.
+    """
+    path = Path(os.path.abspath(run_dir))
+    config = json.loads(json.dumps(config))
+    differences: list[str] = []
+    try:
+        if (path / CONFIG_FILE).exists():
+            old = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
+            differences = _compare(path, old, config, may_change)
+        if jax.process_index() == 0:
+            path.mkdir(parents=True, exist_ok=True)
+            _write_json(path / CONFIG_FILE, config)
+            _append_start(path, list(changes), differences)
+    except OSError as error:
+        raise TrainingError(
+            f"run folder {path} cannot be used: {error.strerror or error}; "
+            "allowed: a folder that may be written"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise TrainingError(
+            f"{path / CONFIG_FILE} is not JSON ({error}); allowed: another run folder"
+        ) from error
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("memjax run folder")
+    return path
+
+
+def read_result(run_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """What a run that reached its last step wrote; None for any other folder."""
+    path = Path(run_dir) / RESULT_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def write_result(run_dir: str | os.PathLike[str], result: Mapping[str, Any]) -> None:
+    """Write result.json in one piece."""
+    _write_json(Path(run_dir) / RESULT_FILE, result)
+
+
+def versions() -> dict[str, str]:
+    """Versions of python and of the packages that numbers depend on."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _write_json(path: Path, value: Any) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _append_start(path: Path, changes: list[str], differences: list[str]) -> None:
+    starts = path / STARTS_FILE
+    number = (
+        len(starts.read_text(encoding="utf-8").splitlines()) if starts.exists() else 0
+    )
+    commit, patch = _checkout(Path(__file__).parents[2])
+    patch_name = f"dirty-{number}.patch" if patch else None
+    if patch_name is not None:
+        (path / patch_name).write_text(patch, encoding="utf-8")
+    start = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": sys.argv,
+        "changes_to_file": changes,
+        "changes_to_last_start": differences,
+        "versions": versions(),
+        "platform": platform.platform(),
+        "prng": jax.config.jax_default_prng_impl,
+        "devices": _device_kinds(),
+        "n_processes": jax.process_count(),
+        "commit": commit,
+        "dirty_patch": patch_name,
+    }
+    with starts.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(start) + "\n")
+
+
+def _device_kinds() -> dict[str, int]:
+    kinds: dict[str, int] = {}
+    for device in jax.devices():
+        name = f"{device.platform} {device.device_kind}"
+        kinds[name] = kinds.get(name, 0) + 1
+    return kinds
+
+
+def _checkout(root: Path) -> tuple[str | None, str]:
+    """(commit, changes on top of it) when `root` is a git checkout, else (None, "")."""
+    if not (root / ".git").exists():
+        return None, ""
+    commit = _git(root, "rev-parse", "HEAD").strip() or None
+    patch = _git(root, "diff", "HEAD")
+    for name in _git(root, "ls-files", "--others", "--exclude-standard").splitlines():
+        file = root / name
+        if file.is_file() and file.stat().st_size <= _LARGEST_UNTRACKED:
+            patch += _git(root, "diff", "--no-index", "--", os.devnull, name)
+    return commit, patch
+
+
+def _git(root: Path, *args: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *args],
+            capture_output=True,
+            check=False,
+            timeout=30,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode("utf-8", errors="replace")
+
+
+def _compare(
+    path: Path,
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    may_change: Sequence[str],
+) -> list[str]:
+    """Allowed differences as texts; TrainingError when there are others."""
+    before, after = _flat(old), _flat(new)
+    allowed, refused = [], []
+    for field in sorted(before.keys() | after.keys()):
+        was, now = before.get(field, "absent"), after.get(field, "absent")
+        if was == now:
+            continue
+        free = any(field == f or field.startswith(f"{f}.") for f in may_change)
+        (allowed if free else refused).append(f"{field}: {was!r} there, {now!r} now")
+    if refused:
+        raise TrainingError(
+            f"run folder {path} holds the run of another config ({'; '.join(refused)}); "
+            "allowed: the same config, or another run folder"
+        )
+    return allowed
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves of nested objects and lists by dotted name."""
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = [(str(i), inner) for i, inner in enumerate(value)]
+    else:
+        return {prefix: value}
+    if not items:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for name, inner in items:
+        flat.update(_flat(inner, f"{prefix}.{name}" if prefix else name))
+    return flat

@@ -1,0 +1,107 @@
+"""The state of a run: step, parameters, optimizer state, average, key.
+
+What: `TrainState`, its abstract form with shardings, and its one jitted initialisation.
+Why: nothing large is ever built on the host, and types are fixed from the first step on.
+When not: the position in the data is not here; it travels beside the state.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from memjax.parallel.mesh import replicated
+from memjax.train.ema import Ema
+
+Params = Any
+InitParams = Callable[[jax.Array], Params]
+
+
+class TrainState(NamedTuple):
+    """All arrays that a step reads and returns.
+
+    Attributes:
+        step: int32 scalar, the number of updates done; our own, never the optimizer's.
+        params: the parameters.
+        opt_state: state of the optax transform.
+        ema: running average of some parameters, None where there is none.
+        key: raw uint32 data of the key that steps fold their number into.
+    """
+
+    step: jax.Array
+    params: Params
+    opt_state: Any
+    ema: Any
+    key: jax.Array
+
+
+def _builder(init_params: InitParams, transform: Any, ema: Ema | None) -> Callable:
+    def build(key: jax.Array) -> TrainState:
+        params = init_params(jax.random.fold_in(key, 0))
+        state = TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            opt_state=transform.init(params),
+            ema=None if ema is None else ema.init(params),
+            key=jax.random.key_data(jax.random.fold_in(key, 1)),
+        )
+        # A weakly typed leaf would make the second step compile again.
+        return jax.tree.map(lambda x: jnp.asarray(x, jnp.asarray(x).dtype), state)
+
+    return build
+
+
+def abstract_state(
+    init_params: InitParams,
+    transform: Any,
+    mesh: Mesh,
+    *,
+    ema: Ema | None = None,
+    seed: int = 0,
+) -> TrainState:
+    """Shapes, dtypes and shardings of the state; allocates nothing.
+
+    Args:
+        init_params: key -> parameters, traceable.
+        transform: an optax gradient transformation.
+        mesh: every leaf is replicated over it.
+        ema: the running average, if any.
+        seed: as in `init_state`; only its key's shape matters here.
+    """
+    build = _builder(init_params, transform, ema)
+    shapes = jax.eval_shape(build, jax.random.key(seed))
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)),
+        shapes,
+    )
+
+
+def init_state(
+    init_params: InitParams,
+    transform: Any,
+    mesh: Mesh,
+    *,
+    ema: Ema | None = None,
+    seed: int = 0,
+) -> TrainState:
+    """The state at step 0, built on the devices by one jitted function.
+
+    The key of `seed` is split by fold_in: 0 for the parameters, 1 for the steps. The
+    same seed gives the same state on any number of devices.
+    """
+    build = _builder(init_params, transform, ema)
+    shardings = jax.tree.map(
+        lambda x: x.sharding, abstract_state(init_params, transform, mesh, ema=ema)
+    )
+    return jax.jit(build, out_shardings=shardings)(jax.random.key(seed))
+
+
+def state_leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Path -> leaf, with paths such as `params/block_0/kernel`."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        prefix + jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in paths
+    }

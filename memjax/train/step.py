@@ -1,0 +1,184 @@
+"""One optimizer step as one jitted function.
+
+What: gradient of the summed loss over the summed weight, accumulation, norms, update.
+Why: sums instead of means make micro-batches, devices and padding add up exactly.
+When not: what the loss is, and what the optimizer does, is handed in.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from memjax.errors import ConfigError, TrainingError
+from memjax.parallel.mesh import replicated
+from memjax.train.state import TrainState, state_leaves
+
+LossFn = Callable[[Any, Any, jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
+GroupNorms = Callable[[Any], dict[str, jax.Array]]
+Step = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
+
+
+def norms_by_label(labels: Any) -> GroupNorms:
+    """A function tree -> {label: l2 norm, float32} for a tree of string labels."""
+
+    def norms(tree: Any) -> dict[str, jax.Array]:
+        squares: dict[str, jax.Array] = {}
+
+        def add(label: str, leaf: jax.Array) -> None:
+            total = jnp.sum(jnp.square(leaf.astype(jnp.float32)))
+            squares[label] = squares.get(label, jnp.zeros((), jnp.float32)) + total
+
+        jax.tree.map(add, labels, tree)
+        return {label: jnp.sqrt(total) for label, total in sorted(squares.items())}
+
+    return norms
+
+
+def _micro_batches(batch: Any, n: int, mesh: Mesh | None) -> Any:
+    """Rows i, n + i, 2n + i, ... become micro-batch i, so no row changes its device."""
+
+    def cut(x: jax.Array) -> jax.Array:
+        if x.shape[0] % n:
+            raise ConfigError(
+                "train.accumulate_steps",
+                n,
+                f"a divisor of the {x.shape[0]} rows of a batch",
+            )
+        x = jnp.moveaxis(x.reshape(x.shape[0] // n, n, *x.shape[1:]), 1, 0)
+        if mesh is None:
+            return x
+        if x.shape[1] % mesh.shape["data"]:
+            raise ConfigError(
+                "train.accumulate_steps",
+                n,
+                f"{x.shape[1]} rows a micro-batch do not divide over the data axis "
+                f"of the mesh ({mesh.shape['data']})",
+            )
+        spec = NamedSharding(mesh, PartitionSpec(None, "data"))
+        return jax.lax.with_sharding_constraint(x, spec)
+
+    return jax.tree.map(cut, batch)
+
+
+def _sums(loss_fn: LossFn, params: Any, batch: Any, key: jax.Array) -> tuple[Any, Any]:
+    """(gradient of the nats, {"nats", "weight", ...}), all float32 sums."""
+    (nats, aux), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, batch, key)
+    sums = {name: jnp.asarray(x, jnp.float32) for name, x in aux.items()}
+    if "weight" not in sums:
+        raise TrainingError(f"loss_fn returned {sorted(sums)}, 'weight' is missing")
+    return grads, {**sums, "nats": nats.astype(jnp.float32)}
+
+
+def _check_types(new: TrainState, old: TrainState) -> None:
+    was = state_leaves(old)
+    for path, leaf in state_leaves(new).items():
+        before = was.get(path)
+        if before is None or (before.shape, before.dtype) != (leaf.shape, leaf.dtype):
+            raise TrainingError(
+                f"a step turns {path} into {leaf.dtype}{leaf.shape}; the transform must "
+                f"keep {None if before is None else f'{before.dtype}{before.shape}'}"
+            )
+
+
+def make_train_step(
+    loss_fn: LossFn,
+    transform: optax.GradientTransformation,
+    *,
+    accumulate_steps: int = 1,
+    update_ema: Callable[[Any, Any], Any] | None = None,
+    group_norms: GroupNorms | None = None,
+    mesh: Mesh | None = None,
+) -> Step:
+    """A jitted step(state, batch) -> (state, metrics); the state is donated.
+
+    Args:
+        loss_fn: (params, batch, key) -> (nats, aux): the summed loss in nats, float32,
+            and a dict of sums with at least "weight", the sum of the weights.
+        transform: an optax transformation, called with the parameters.
+        accumulate_steps: micro-batches a step. The batch is cut, gradients are summed
+            in float32, so the step equals the step of the whole batch. Keys differ per
+            micro-batch, so dropout masks are not those of the whole batch.
+        update_ema: (ema, params) -> ema, after the update; None leaves it alone.
+        group_norms: tree -> {group: norm}, applied to gradients and updates.
+        mesh: parameters are replicated over it, batches split over "data".
+
+    Returns:
+        The step. Its metrics are float32 scalars: "loss" (nats a token), "bits_per_token",
+        "weight", "grad_norm", "update_norm", both also as "grad_norm/GROUP", every other
+        sum of `aux` divided by the weight, and the bool "finite": loss, gradient and update
+        are finite. A batch of weight 0 has loss 0 and gradient 0.
+
+    Raises:
+        ConfigError: accumulate_steps does not divide the batch (when traced).
+        TrainingError: the transform changes a dtype or shape of the state (when traced).
+    """
+
+    def accumulate(params: Any, batch: Any, key: jax.Array) -> tuple[Any, Any]:
+        if accumulate_steps == 1:
+            return _sums(loss_fn, params, batch, key)
+
+        def body(carry: Any, x: Any) -> tuple[Any, None]:
+            number, micro = x
+            grads, sums = _sums(loss_fn, params, micro, jax.random.fold_in(key, number))
+            grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+            return jax.tree.map(jnp.add, carry, (grads, sums)), None
+
+        micros = _micro_batches(batch, accumulate_steps, mesh)
+        numbers = jnp.arange(accumulate_steps)
+        first = jax.tree.map(lambda x: x[0], micros)
+        shapes = jax.eval_shape(lambda: _sums(loss_fn, params, first, key))
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), shapes)
+        return jax.lax.scan(body, zeros, (numbers, micros))[0]
+
+    def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+        grads, sums = accumulate(state.params, batch, key)
+        weight = sums["weight"]
+        scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
+        grads = jax.tree.map(
+            lambda g, p: (g.astype(jnp.float32) * scale).astype(p.dtype),
+            grads,
+            state.params,
+        )
+        updates, opt_state = transform.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        ema = state.ema if update_ema is None else update_ema(state.ema, params)
+
+        means = {name: x * scale for name, x in sums.items() if name != "weight"}
+        loss = means.pop("nats")
+        metrics = {
+            **means,
+            "loss": loss,
+            "bits_per_token": loss / math.log(2.0),
+            "weight": weight,
+            "grad_norm": _norm(grads),
+            "update_norm": _norm(updates),
+        }
+        metrics["finite"] = (
+            jnp.isfinite(loss)
+            & jnp.isfinite(metrics["grad_norm"])
+            & jnp.isfinite(metrics["update_norm"])
+        )
+        if group_norms is not None:
+            for name, tree in (("grad_norm", grads), ("update_norm", updates)):
+                for group, norm in group_norms(tree).items():
+                    metrics[f"{name}/{group}"] = norm
+        new = TrainState(state.step + 1, params, opt_state, ema, state.key)
+        new = jax.tree.map(lambda x: jnp.asarray(x, jnp.asarray(x).dtype), new)
+        _check_types(new, state)
+        return new, metrics
+
+    out = None if mesh is None else replicated(mesh)
+    return jax.jit(step, donate_argnums=0, out_shardings=out)
+
+
+def _norm(tree: Any) -> jax.Array:
+    squares = [
+        jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)
+    ]
+    return jnp.sqrt(sum(squares, jnp.zeros((), jnp.float32)))
