@@ -1,0 +1,136 @@
+"""The experiment: model, data, optimizer, training and mesh in one frozen config.
+
+What: `Experiment`, with `validate` for what no part can check alone, and `save`.
+Why: the one place where all parts meet; what it holds reproduces a run.
+When not: making the model or running it; `memjax.build` does that.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memjax.data.config import DataConfig
+from memjax.errors import ConfigError, DataError
+from memjax.experiment import paths
+from memjax.models.config import ModelConfig
+from memjax.optim.config import OptimConfig
+from memjax.parallel.mesh import MeshConfig
+from memjax.train.config import TrainConfig
+
+CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that decides a run; plain data, so it prints, compares and saves.
+
+    Attributes:
+        name: names the default run folder.
+        model: the language model and its memories.
+        data: corpora, tokenizer, context, batch.
+        optim: optimizers by group, schedule, clipping.
+        train: steps, and the periods of saving and evaluating.
+        mesh: how devices are laid out.
+        seed: of initial weights and dropout. The order of the data is `data.seed`.
+        notes: one line for people.
+    """
+
+    name: str
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    seed: int = 0
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.name, str) and self.name
+        if not named or any(c in self.name for c in "/\\\0") or self.name[0] == ".":
+            raise ConfigError(
+                "name", self.name, "a text without / that can be a folder"
+            )
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**31:
+            raise ConfigError("seed", self.seed, f"0 <= seed < {2**31}")
+
+    def validate(self, n_devices: int | None = None) -> "Experiment":
+        """Check every field's type and what joins two parts; returns itself.
+
+        Args:
+          n_devices: also check the mesh and the batch against this many devices; None
+            leaves out what only a machine decides.
+
+        Raises:
+          ConfigError: the dotted field, its value, what is allowed.
+          MissingExtraError: the tokenizer needs a package that is not installed.
+          DataError: the tokenizer file is missing or broken.
+        """
+        paths.to_dict(self)
+        self._check_batch(n_devices)
+        self._check_vocabulary()
+        return self
+
+    def _check_batch(self, n_devices: int | None) -> None:
+        rows, parts = self.data.batch_size, self.train.accumulate_steps
+        if rows % parts:
+            allowed = f"a divisor of data.batch_size = {rows}"
+            raise ConfigError("train.accumulate_steps", parts, allowed)
+        shards = self.mesh.data
+        if n_devices is not None:
+            shards = self.mesh.sizes(n_devices)["data"]
+        if shards > 0 and rows % (shards * parts):
+            allowed = (
+                f"a multiple of mesh.data * train.accumulate_steps = {shards * parts}"
+            )
+            raise ConfigError("data.batch_size", rows, allowed)
+        if shards > 0 and self.data.eval_batch_size % shards:
+            allowed = f"a multiple of mesh.data = {shards}"
+            raise ConfigError(
+                "data.eval_batch_size", self.data.eval_batch_size, allowed
+            )
+
+    def _check_vocabulary(self) -> None:
+        from memjax.data.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(self.data.tokenizer)
+        if self.model.vocab_size != tokenizer.vocab_size:
+            raise ConfigError(
+                "model.vocab_size",
+                self.model.vocab_size,
+                f"{tokenizer.vocab_size}, the size of the tokenizer "
+                f"{self.data.tokenizer!r}",
+            )
+
+
+def config_hash(experiment: Experiment) -> str:
+    """Twelve hex digits that change with every field but `name` and `notes`."""
+    plain = paths.to_dict(experiment)
+    del plain["name"], plain["notes"]
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def save(experiment: Experiment, path: str | os.PathLike[str]) -> Path:
+    """Write the experiment as JSON, whole or not at all; returns the path.
+
+    `load_experiment` of that file gives an equal experiment. Raises DataError when the
+    folder cannot be written.
+    """
+    return write_json(path, paths.to_dict(experiment))
+
+
+def write_json(path: str | os.PathLike[str], plain: Any) -> Path:
+    """Write plain data to `path` through a temporary file beside it."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DataError(f"cannot write {target}: {error.strerror}") from error
+    return target

@@ -1,0 +1,92 @@
+"""`--debug`: any experiment in seconds.
+
+What: `shrink(experiment)`, the same structure with tiny sizes and few steps.
+Why: a typo in a day-long run shows in seconds, in the same code on the same path.
+When not: judging a model; the figures of a shrunk run mean nothing.
+"""
+
+from dataclasses import replace
+
+from memjax.experiment.definition import Experiment
+from memjax.layers.engram import EngramConfig
+from memjax.models.config import ModelConfig
+from memjax.train.config import TrainConfig
+
+N_STEPS = 6
+
+
+def shrink(experiment: Experiment) -> Experiment:
+    """The experiment with tiny widths, tables, context and a few steps.
+
+    Kept: vocabulary, which memories there are, their forms and modes, how many
+    distinct blocks they sit in, optimizers and rates, corpora, mesh, precision. A tiny
+    experiment may grow a little: sizes are set rather than capped where that keeps the
+    parts fitting to each other.
+    """
+    rows = experiment.train.accumulate_steps * max(experiment.mesh.data, 8)
+    context = min(experiment.data.context, 64)
+    shrunk = replace(
+        experiment,
+        model=_shrink_model(experiment.model),
+        data=replace(
+            experiment.data,
+            context=context,
+            batch_size=rows,
+            eval_stride=context,
+            eval_batch_size=max(experiment.mesh.data, 1) * 64,
+        ),
+        train=_shrink_train(experiment.train),
+        optim=replace(
+            experiment.optim, warmup_steps=min(experiment.optim.warmup_steps, 2)
+        ),
+    )
+    return shrunk.validate()
+
+
+def _shrink_model(model: ModelConfig) -> ModelConfig:
+    used = sorted({layer for memory in model.memories for layer in memory.layers})
+    if model.arrangement == "probability":  # its memory sits after the last block
+        n_layers = 2
+        moved = dict.fromkeys(used, n_layers)
+    else:
+        n_layers = max(2, len(used) + 1)
+        moved = {layer: rank for rank, layer in enumerate(used)}
+    return replace(
+        model,
+        n_layers=n_layers,
+        d_model=32,
+        n_heads=2,
+        n_kv_heads=1 if model.n_kv_heads < model.n_heads else 2,
+        d_ff=64,
+        window=None if model.window is None else min(model.window, 16),
+        memories=tuple(_shrink_memory(memory, moved) for memory in model.memories),
+    )
+
+
+def _shrink_memory(memory: EngramConfig, moved: dict[int, int]) -> EngramConfig:
+    sizes = memory.rows_per_head
+    return replace(
+        memory,
+        layers=tuple(moved[layer] for layer in memory.layers),
+        n_heads=min(memory.n_heads, 2),
+        row_width=min(memory.row_width, 8),
+        rows_per_head=min(sizes, 64)
+        if isinstance(sizes, int)
+        else tuple(min(size, 64) for size in sizes),
+    )
+
+
+def _shrink_train(train: TrainConfig) -> TrainConfig:
+    def period(steps: int | None) -> int | None:
+        return None if steps is None else N_STEPS // 2
+
+    return replace(
+        train,
+        n_steps=N_STEPS,
+        eval_every=period(train.eval_every),
+        max_eval_batches=2,
+        save_every=period(train.save_every),
+        log_every=1,
+        health_every=period(train.health_every),
+        profile_steps=None if train.profile_steps is None else (2, 4),
+    )
