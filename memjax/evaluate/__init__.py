@@ -1,0 +1,1 @@
+"""Held-out scores, memory health and sampling."""

@@ -1,0 +1,95 @@
+"""Causal grouped-query attention with rotary positions and an optional window.
+
+What: q, k, v, out projections around `jax.nn.dot_product_attention`.
+Why: packed rows need the causal, the segment and the window mask in one place.
+When not: decoding with a cache of keys and values is not here.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from memjax.layers.precision import Dtypes
+
+
+def rope(x_BTAC: Array, positions_BT: Array, theta: float) -> Array:
+    """Rotary position embedding (arXiv:2104.09864), half-split pairing.
+
+    Entry i of the first half of a head is rotated with entry i of the second half by
+    the angle position * theta^(-2i / C).
+
+    Args:
+        x_BTAC: queries or keys; C even.
+        positions_BT: int positions.
+        theta: base of the wavelengths.
+
+    Returns:
+        Same shape and dtype; angles and products are float32.
+    """
+    half = x_BTAC.shape[-1] // 2
+    rates = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = positions_BT[..., None, None].astype(jnp.float32) * rates
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    wide = x_BTAC.astype(jnp.float32)
+    a, b = wide[..., :half], wide[..., half:]
+    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return turned.astype(x_BTAC.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention over packed rows, [B, T, D] -> [B, T, D].
+
+    A token sees tokens of its own segment, not later than itself, and with `window`
+    only the last `window` of them, itself included.
+
+    Attributes:
+        n_heads: query heads A; n_kv_heads: key and value heads, a divisor of A.
+        window: None for full attention.
+        rope_theta: base of the rotary wavelengths.
+        out_scale: as in `FeedForward`.
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    dtypes: Dtypes
+    window: int | None = None
+    rope_theta: float = 10000.0
+    out_scale: float = 1.0
+
+    @nn.compact
+    def __call__(self, h_BTD: Array, segments_BT: Array, positions_BT: Array) -> Array:
+        n_batch, n_tokens, d_model = h_BTD.shape
+        width = d_model // self.n_heads
+
+        def dense(name: str, features: int, scale: float = 1.0) -> nn.Dense:
+            return nn.Dense(
+                features,
+                use_bias=False,
+                name=name,
+                dtype=self.dtypes.compute,
+                param_dtype=self.dtypes.params,
+                kernel_init=nn.initializers.variance_scaling(
+                    scale**2, "fan_in", "truncated_normal"
+                ),
+            )
+
+        def heads(name: str, count: int) -> Array:
+            flat = dense(name, count * width)(h_BTD)
+            return flat.reshape(n_batch, n_tokens, count, width)
+
+        q_BTAC = rope(heads("query", self.n_heads), positions_BT, self.rope_theta)
+        k_BTAC = rope(heads("key", self.n_kv_heads), positions_BT, self.rope_theta)
+        v_BTAC = heads("value", self.n_kv_heads)
+        same_B1TT = (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
+        out_BTAC = jax.nn.dot_product_attention(
+            q_BTAC,
+            k_BTAC,
+            v_BTAC,
+            mask=same_B1TT,
+            is_causal=True,
+            local_window_size=None if self.window is None else (self.window - 1, 0),
+        )
+        return dense("out", d_model, self.out_scale)(
+            out_BTAC.reshape(n_batch, n_tokens, d_model)
+        )

@@ -1,0 +1,311 @@
+"""Engram: a gated read of hashed n-gram rows, in its two published forms.
+
+What: rows of one table, concatenated, projected to keys and one value; a gate per
+token and branch from the agreement of key and stream.
+Why: the hash family of memories; both forms are checked against recorded numbers.
+When not: hashing is `ops.ngram_hash`; this module takes row ids.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from memjax.arrays import check_shape
+from memjax.errors import ConfigError
+from memjax.layers.memory import MemoryConfig
+from memjax.layers.norm import RMSNorm
+from memjax.layers.precision import Dtypes
+from memjax.layers.record import record
+from memjax.ops.gates import GATE_KINDS, combine, gate_of
+from memjax.ops.short_conv import short_conv
+
+FORMS = ("demo", "v41")
+CONV_INITS = ("zero", "uniform")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngramConfig(MemoryConfig):
+    """Options of an Engram memory, beside those of `MemoryConfig`.
+
+    Attributes:
+        form: "demo" (arXiv:2601.07372 and its demo: biased projections, normalised
+            keys, short convolution) or "v41" (arXiv:2609.19969: one bias-free
+            projection to keys and value, fused norm gains, no convolution).
+        orders: n-gram orders, ascending. The published models use 2..N.
+        n_heads: hash heads per order.
+        rows_per_head: rows of one head; each head gets the next unused prime from
+            there on. A tuple gives one size per order.
+        row_width: width W of a table row.
+        hash_seed: seed of the hash multipliers.
+        pad_id: token id that stands for "before the start"; None: the last id of
+            the vocabulary.
+        gate: one of `ops.gates.GATE_KINDS`.
+        norm_eps: eps of the key and query norms. The demo takes the dtype's machine
+            epsilon (this default, for float32), V4.1 1e-20: with that, a table of
+            zeros has gradients of 1e10.
+        kernel_size, dilation: of the short convolution (form "demo"); dilation None
+            means the largest order; kernel_size 0 leaves the convolution out.
+        conv_norm_eps: eps of the norm before the convolution.
+        conv_init: "zero" (the paper: identity at the start) or "uniform" (the
+            demo's torch default, +-1/sqrt(kernel_size)).
+        table_std: standard deviation of the normal initialiser of the table.
+        n_branches: M, residual streams that share table and value. The language
+            model here has one stream.
+    """
+
+    form: str = "demo"
+    orders: tuple[int, ...] = (2, 3)
+    n_heads: int = 8
+    rows_per_head: int | tuple[int, ...] = 4096
+    row_width: int = 32
+    hash_seed: int = 0
+    pad_id: int | None = None
+    gate: str = "signed_sqrt"
+    norm_eps: float = 1.1920929e-07
+    kernel_size: int = 4
+    dilation: int | None = None
+    conv_norm_eps: float = 1e-5
+    conv_init: str = "zero"
+    table_std: float = 0.02
+    n_branches: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field, allowed in (
+            ("form", FORMS),
+            ("gate", GATE_KINDS),
+            ("conv_init", CONV_INITS),
+        ):
+            if getattr(self, field) not in allowed:
+                raise ConfigError(
+                    f"memories.{field}", getattr(self, field), f"one of {allowed}"
+                )
+        if list(self.orders) != sorted(set(self.orders)) or not self.orders:
+            raise ConfigError("memories.orders", self.orders, "ascending orders")
+        sizes = self.rows_per_head
+        if isinstance(sizes, tuple) and len(sizes) != len(self.orders):
+            raise ConfigError(
+                "memories.rows_per_head",
+                sizes,
+                f"one size, or one for each of the {len(self.orders)} orders",
+            )
+        for field, least in (
+            ("n_heads", 1),
+            ("row_width", 1),
+            ("kernel_size", 0),
+            ("n_branches", 1),
+        ):
+            if getattr(self, field) < least:
+                raise ConfigError(
+                    f"memories.{field}", getattr(self, field), f"an integer >= {least}"
+                )
+        if self.dilation is not None and self.dilation < 1:
+            raise ConfigError("memories.dilation", self.dilation, "None or >= 1")
+        for field in ("norm_eps", "conv_norm_eps", "table_std"):
+            if getattr(self, field) < 0:
+                raise ConfigError(
+                    f"memories.{field}", getattr(self, field), "a number >= 0"
+                )
+
+    @property
+    def n_columns(self) -> int:
+        """Hash columns C, rows read per token."""
+        return len(self.orders) * self.n_heads
+
+
+def _conv_init(kind: str, n_taps: int) -> nn.initializers.Initializer:
+    if kind == "zero":
+        return nn.initializers.zeros
+    bound = n_taps**-0.5
+
+    def uniform(key: Any, shape: Any, dtype: Any) -> Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return uniform
+
+
+class Engram(nn.Module):
+    """Gated n-gram memory on one or several residual streams.
+
+    `__call__` returns stream + branch, `read` the branch alone. Parameters: `table`
+    [R, W] and, with form "demo", `value` [C*W, D] + bias, `key_m` likewise for each
+    branch, gains `key_norm`, `query_norm`, `conv_norm` [M, D], `conv` [K, M*D]; with
+    form "v41" `kv` [C*W, (M+1)*D] (keys branch by branch, the value last) and gains
+    `query_weight`, `key_weight` [M, D]. Modes other than "sum" add `dense` [D, D].
+    Gates are computed in the accumulation dtype.
+
+    Attributes:
+        n_rows: rows R of the table.
+        n_columns: row ids C per token; None takes `config.n_columns`.
+
+    Sources: class Engram of deepseek-ai/Engram engram_demo_v1.py and of
+    DeepSeek-V4.1-Flash inference/engram.py. Differs: segments stop the convolution,
+    and the read can be mixed with a dense path.
+    """
+
+    config: EngramConfig
+    n_rows: int
+    dtypes: Dtypes
+    n_columns: int | None = None
+
+    def __call__(self, hidden: Array, rows_BTC: Array, **options: Any) -> Array:
+        """hidden + read(...), in the dtype of `hidden`."""
+        return hidden + self.read(hidden, rows_BTC, **options)
+
+    @nn.compact
+    def read(
+        self,
+        hidden: Array,
+        rows_BTC: Array,
+        *,
+        segments_BT: Array | None = None,
+        token_mask_BT: Array | None = None,
+        train: bool = False,
+        drop: bool = False,
+    ) -> Array:
+        """The branch to be added to the stream.
+
+        Args:
+            hidden: [B, T, D], or [B, T, M, D] when the config has branches.
+            rows_BTC: int32 row ids in [0, R); see `ops.ngram_hash`. Ids outside are
+                a bug of the caller: their read is NaN, never another row.
+            segments_BT: int document numbers; the convolution stays inside them.
+            token_mask_BT: bool; False sets the gate to 0.
+            train: apply memory dropout (needs the rng "dropout").
+            drop: drop the read of every sequence (to measure the backbone alone).
+
+        Returns:
+            Same shape and dtype as `hidden`.
+        """
+        config, acc = self.config, self.dtypes.accumulation
+        n_branches = config.n_branches
+        h_BTMD = hidden if hidden.ndim == 4 else hidden[:, :, None, :]
+        n_batch, n_tokens, got_branches, d_model = h_BTMD.shape
+        if got_branches != n_branches:
+            raise ConfigError(
+                "memories.n_branches", n_branches, f"{got_branches}, as the stream has"
+            )
+        columns = self.n_columns or config.n_columns
+        check_shape("rows_BTC", rows_BTC, (n_batch, n_tokens, columns))
+        table_RW = self.param(
+            "table",
+            nn.initializers.normal(config.table_std),
+            (self.n_rows, config.row_width),
+            self.dtypes.tables,
+        )
+        rows_BTCW = table_RW.at[rows_BTC].get(
+            mode="fill", fill_value=jnp.nan, wrap_negative_indices=False
+        )
+        e_BTE = rows_BTCW.reshape(n_batch, n_tokens, columns * config.row_width)
+        e_BTE = e_BTE.astype(self.dtypes.compute)
+        record(self, "rows", e_BTE)
+        form = self._demo if config.form == "demo" else self._v41
+        score_BTM, value_BTD = form(h_BTMD, e_BTE)
+        gate_BTM = gate_of(config.gate, score_BTM)
+        if token_mask_BT is not None:
+            gate_BTM = jnp.where(token_mask_BT[..., None], gate_BTM, 0)
+        record(self, "gate", gate_BTM)
+        gate_BTM = self._drop(gate_BTM, train, drop)
+        out_BTMD = combine(
+            jnp.broadcast_to(value_BTD[:, :, None, :], h_BTMD.shape).astype(acc),
+            gate_BTM,
+            None if config.mode == "sum" else self._dense(h_BTMD).astype(acc),
+            mode=config.mode,  # pyright: ignore[reportArgumentType]
+            cap=config.cap,
+            refine=lambda gated: gated + self._convolved(gated, segments_BT),
+        )
+        return out_BTMD.reshape(hidden.shape).astype(hidden.dtype)
+
+    def _drop(self, gate_BTM: Array, train: bool, drop: bool) -> Array:
+        if drop:
+            return jnp.zeros_like(gate_BTM)
+        if train and self.config.dropout > 0:
+            keep_B11 = jax.random.bernoulli(
+                self.make_rng("dropout"),
+                1 - self.config.dropout,
+                (gate_BTM.shape[0], 1, 1),
+            )
+            return gate_BTM * keep_B11
+        return gate_BTM
+
+    def _projection(self, name: str, features: int, use_bias: bool) -> nn.Dense:
+        return nn.Dense(
+            features,
+            use_bias=use_bias,
+            name=name,
+            dtype=self.dtypes.compute,
+            param_dtype=self.dtypes.params,
+        )
+
+    def _dense(self, h_BTMD: Array) -> Array:
+        return self._projection("dense", h_BTMD.shape[-1], False)(
+            h_BTMD.astype(self.dtypes.compute)
+        )
+
+    def _norm(self, name: str, eps: float) -> RMSNorm:
+        return RMSNorm(
+            eps=eps,
+            n_gain_axes=2,
+            param_dtype=self.dtypes.params,
+            accumulation=self.dtypes.accumulation,
+            name=name,
+        )
+
+    def _demo(self, h_BTMD: Array, e_BTE: Array) -> tuple[Array, Array]:
+        d_model, acc = h_BTMD.shape[-1], self.dtypes.accumulation
+        value_BTD = self._projection("value", d_model, True)(e_BTE)
+        key_BTMD = jnp.stack(
+            [
+                self._projection(f"key_{m}", d_model, True)(e_BTE)
+                for m in range(self.config.n_branches)
+            ],
+            axis=2,
+        )
+        key = self._norm("key_norm", self.config.norm_eps)(key_BTMD.astype(acc))
+        query = self._norm("query_norm", self.config.norm_eps)(h_BTMD.astype(acc))
+        return jnp.sum(key * query, axis=-1) * d_model**-0.5, value_BTD
+
+    def _v41(self, h_BTMD: Array, e_BTE: Array) -> tuple[Array, Array]:
+        n_branches, d_model = h_BTMD.shape[-2:]
+        acc, eps = self.dtypes.accumulation, self.config.norm_eps
+        kv_BTE = self._projection("kv", (n_branches + 1) * d_model, False)(e_BTE)
+        split = n_branches * d_model
+        key_BTMD = kv_BTE[..., :split].reshape(h_BTMD.shape).astype(acc)
+        gains_MD = jnp.ones((n_branches, d_model), acc)
+        for name in ("query_weight", "key_weight"):
+            gains_MD *= self.param(
+                name,
+                nn.initializers.ones,
+                (n_branches, d_model),
+                self.dtypes.params,
+            ).astype(acc)
+        h = h_BTMD.astype(acc)
+        inverse_h = jax.lax.rsqrt(jnp.mean(h * h, axis=-1) + eps)
+        inverse_key = jax.lax.rsqrt(jnp.mean(key_BTMD * key_BTMD, axis=-1) + eps)
+        dot_BTM = jnp.sum(h * gains_MD * key_BTMD, axis=-1)
+        score = dot_BTM * inverse_h * inverse_key * d_model**-0.5
+        return score, kv_BTE[..., split:]
+
+    def _convolved(self, gated_BTMD: Array, segments_BT: Array | None) -> Array:
+        config = self.config
+        if config.form != "demo" or config.kernel_size == 0:
+            return jnp.zeros((), gated_BTMD.dtype)
+        normed_BTMD = self._norm("conv_norm", config.conv_norm_eps)(gated_BTMD)
+        flat_BTC = normed_BTMD.reshape(*normed_BTMD.shape[:2], -1)
+        weight_KC = self.param(
+            "conv",
+            _conv_init(config.conv_init, config.kernel_size),
+            (config.kernel_size, flat_BTC.shape[-1]),
+            self.dtypes.params,
+        )
+        out_BTC = short_conv(
+            flat_BTC,
+            weight_KC.astype(flat_BTC.dtype),
+            dilation=config.dilation or max(config.orders),
+            segments_BT=segments_BT,
+        )
+        return out_BTC.reshape(gated_BTMD.shape)

@@ -1,0 +1,41 @@
+"""RMS normalisation with a learned gain.
+
+What: x * rsqrt(mean(x^2) + eps) * scale over the last axis.
+Why: the backbone and the memory gates use the same one.
+When not: normalising without a gain is `ops.gates.rms_normalize`.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+class RMSNorm(nn.Module):
+    """RMSNorm over the last axis (arXiv:1910.07467), one gain per entry of `axes`.
+
+    Attributes:
+        eps: added to the mean square.
+        n_gain_axes: trailing axes that own a gain each: 1 gives scale [D], 2 gives
+            scale [M, D] (one per branch). Statistics are always over the last axis.
+        accumulation: dtype of the statistics.
+
+    Output has the input's dtype.
+    """
+
+    eps: float = 1e-6
+    n_gain_axes: int = 1
+    param_dtype: Any = jnp.float32
+    accumulation: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        shape = x.shape[-self.n_gain_axes :]
+        scale = self.param("scale", nn.initializers.ones, shape, self.param_dtype)
+        wide = x.astype(self.accumulation)
+        inverse = jax.lax.rsqrt(
+            jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps
+        )
+        return (wide * inverse * scale.astype(self.accumulation)).astype(x.dtype)

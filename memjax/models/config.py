@@ -1,0 +1,143 @@
+"""The configuration of the language model.
+
+What: plain, frozen, validated data; a typo or an impossible shape fails here.
+Why: a model can be described, compared and saved without being built.
+When not: training, data and optimizer have configs of their own.
+"""
+
+from dataclasses import dataclass, field
+
+from memjax.errors import ConfigError
+from memjax.layers.engram import EngramConfig
+from memjax.layers.precision import PrecisionConfig
+
+ARRANGEMENTS = ("residual", "three_branch", "probability")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A pre-norm decoder with memories at chosen blocks.
+
+    Attributes:
+        vocab_size: V, ids 0..V-1; 257 for bytes and the document separator.
+        n_layers, d_model, n_heads, n_kv_heads, d_ff: the usual; d_model divides by
+            n_heads into heads of even width, n_heads by n_kv_heads.
+        window: tokens a query sees (itself included); None: all of its segment.
+        rope_theta: base of the rotary wavelengths.
+        norm_eps: eps of the backbone's RMSNorms.
+        dropout: on the attention and feed-forward branches, in [0, 1).
+        tie_embeddings: the head is the token embedding.
+        remat: recompute each block in the backward pass.
+        scan_layers: run equal neighbouring blocks as one scanned block, so that
+            compile time does not grow with depth (a little slower on a CPU).
+        memories: what is attached where; two memories cannot share a block.
+        arrangement: "residual"; "three_branch" (see `layers.block.Block`); or
+            "probability": the one memory does not touch the stream, it reads after
+            the last block (its `layers` must be (n_layers,)) into a head of its own
+            and p = memory_share * p_memory + (1 - memory_share) * p_backbone
+            (arXiv:1911.00172 eq. 3).
+        memory_share: lambda of the "probability" arrangement, 0 < lambda < 1.
+        precision: dtypes.
+    """
+
+    vocab_size: int = 257
+    n_layers: int = 3
+    d_model: int = 128
+    n_heads: int = 4
+    n_kv_heads: int = 4
+    d_ff: int = 352
+    window: int | None = None
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-6
+    dropout: float = 0.0
+    tie_embeddings: bool = False
+    remat: bool = False
+    scan_layers: bool = True
+    memories: tuple[EngramConfig, ...] = ()
+    arrangement: str = "residual"
+    memory_share: float = 0.25
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size",
+            "n_layers",
+            "d_model",
+            "n_heads",
+            "n_kv_heads",
+            "d_ff",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name}", getattr(self, name), "at least 1")
+        if self.d_model % self.n_heads or (self.d_model // self.n_heads) % 2:
+            raise ConfigError(
+                "model.n_heads",
+                self.n_heads,
+                f"a divisor of d_model = {self.d_model} that leaves an even head width",
+            )
+        if self.n_heads % self.n_kv_heads:
+            raise ConfigError(
+                "model.n_kv_heads",
+                self.n_kv_heads,
+                f"a divisor of n_heads = {self.n_heads}",
+            )
+        if self.window is not None and self.window < 1:
+            raise ConfigError("model.window", self.window, "None or at least 1")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError("model.dropout", self.dropout, "0 <= dropout < 1")
+        if self.rope_theta <= 0 or self.norm_eps <= 0:
+            name = "rope_theta" if self.rope_theta <= 0 else "norm_eps"
+            raise ConfigError(f"model.{name}", getattr(self, name), "a number > 0")
+        if self.arrangement not in ARRANGEMENTS:
+            raise ConfigError(
+                "model.arrangement", self.arrangement, f"one of {ARRANGEMENTS}"
+            )
+        if not 0.0 < self.memory_share < 1.0:
+            raise ConfigError(
+                "model.memory_share", self.memory_share, "0 < memory_share < 1"
+            )
+        self._check_memories()
+
+    def _check_memories(self) -> None:
+        taken: set[int] = set()
+        for i, memory in enumerate(self.memories):
+            path = f"model.memories.{i}"
+            if self.arrangement == "probability":
+                if len(self.memories) > 1 or memory.layers != (self.n_layers,):
+                    raise ConfigError(
+                        f"{path}.layers",
+                        memory.layers,
+                        f"one memory with layers = ({self.n_layers},) "
+                        "when arrangement = 'probability'",
+                    )
+            elif memory.layers[-1] >= self.n_layers:
+                raise ConfigError(
+                    f"{path}.layers",
+                    memory.layers,
+                    f"block indices below n_layers = {self.n_layers}",
+                )
+            if taken & set(memory.layers):
+                raise ConfigError(
+                    f"{path}.layers", memory.layers, "blocks without another memory"
+                )
+            taken |= set(memory.layers)
+            if memory.n_branches != 1:
+                raise ConfigError(
+                    f"{path}.n_branches",
+                    memory.n_branches,
+                    "1: this model has one residual stream",
+                )
+            if self.pad_id(memory) >= self.vocab_size or self.pad_id(memory) < 0:
+                raise ConfigError(
+                    f"{path}.pad_id",
+                    memory.pad_id,
+                    f"None or an id below vocab_size = {self.vocab_size}",
+                )
+        if self.arrangement == "probability" and not self.memories:
+            raise ConfigError(
+                "model.memories", (), "one memory when arrangement = 'probability'"
+            )
+
+    def pad_id(self, memory: EngramConfig) -> int:
+        """The token id that stands for "before the start" in n-gram windows."""
+        return self.vocab_size - 1 if memory.pad_id is None else memory.pad_id
