@@ -68,8 +68,8 @@ def build_optimizer(
 
     Args:
         config: the settings; `config.label_rules` must already be in labels
-            (`memjax.optim.labels.apply_label_rules`), `accumulate_steps` and
-            `ema_decay` belong to the training step.
+            (`memjax.optim.labels.apply_label_rules`); `ema_decay` belongs to the
+            training step.
         labels: tree of str with the structure of the parameters.
         n_steps: length of the run in optimizer steps.
 

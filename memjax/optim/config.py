@@ -84,7 +84,6 @@ class OptimConfig:
         embedding: "dense", or "sinkhorn_momentum" as arXiv:2609.19969 does.
         embedding_learning_rate: peak rate of the embedding; None takes the rate of
             the optimizer it shares, learning_rate or table_learning_rate.
-        accumulate_steps: micro-batches per optimizer step.
         ema_decay: decay of the running mean of dense weights; None keeps none.
         label_rules: pairs (regular expression, label); the first one that is found
             in a parameter's path ("blocks/attention/query") replaces its label.
@@ -110,7 +109,6 @@ class OptimConfig:
     sinkhorn: SinkhornConfig = field(default_factory=SinkhornConfig)
     embedding: str = "dense"
     embedding_learning_rate: float | None = None
-    accumulate_steps: int = 1
     ema_decay: float | None = None
     label_rules: tuple[tuple[str, str], ...] = ()
 
@@ -146,7 +144,6 @@ class OptimConfig:
             if value > 1:
                 raise ConfigError(f"optim.{name}", value, "a number from 0 to 1")
         _check_count("optim.warmup_steps", self.warmup_steps, 0)
-        _check_count("optim.accumulate_steps", self.accumulate_steps, 1)
         self._check_label_rules()
 
     def _check_label_rules(self) -> None:

@@ -1,6 +1,6 @@
 """The device mesh and how a host batch lands on it.
 
-What: axis sizes as a plain config, `make_mesh`, and `global_batch` for any process count.
+What: axis sizes as a plain config, `make_mesh`, and `global_batch` for any processes.
 Why: axis types are pinned to Auto in this one place, and batches are placed explicitly.
 When not: shardings of parameters and tables are decided by whoever owns those arrays.
 """

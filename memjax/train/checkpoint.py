@@ -5,8 +5,8 @@ Why: a checkpoint of another configuration is refused in words, never cut or cas
     torn one is set aside, so that rerunning the same command always goes on.
 When not: exporting weights to other formats.
 
-One step directory holds the items `params` (a plain tree), `ema` (where there is one),
-`rest` (step, key and optimizer state, by path), `data` and `meta` (both JSON).
+One step directory holds the items `params` (a plain tree), `rest` (step, key, optimizer
+state, by path), `ema` (by path, where there is one), `data` and `meta` (both JSON).
 """
 
 import math
@@ -151,7 +151,7 @@ class Checkpoints:
             bpb: bits per byte of exactly this state, if it was evaluated.
 
         Raises:
-            CheckpointError: this step or a newer one exists already; nothing is written.
+            CheckpointError: this or a newer step exists; nothing is written.
         """
         step = int(jax.device_get(state.step))
         newest = self.newest()
@@ -168,8 +168,9 @@ class Checkpoints:
                 make_meta(state, fingerprint, dict(progress or {}), bpb)
             ),
         }
-        if state.ema is not None:
-            items["ema"] = ocp.args.StandardSave(state.ema)
+        ema = state_leaves(state.ema, "ema/")
+        if ema:
+            items["ema"] = ocp.args.StandardSave(ema)
         # The best is noted first: retention runs inside the save.
         before = (self.best_step, self.best_bpb)
         self._note_best(step, bpb)
@@ -227,18 +228,16 @@ class Checkpoints:
             "rest": ocp.args.StandardRestore(_rest(abstract)),
             "data": ocp.args.JsonRestore(),
         }
-        if abstract.ema is not None:
-            items["ema"] = ocp.args.StandardRestore(abstract.ema)
+        ema = state_leaves(abstract.ema, "ema/")
+        if ema:
+            items["ema"] = ocp.args.StandardRestore(ema)
         got = self._manager.restore(step, args=ocp.args.Composite(**items))
         rest = got["rest"]
-        leaves, tree = jax.tree.flatten(abstract.opt_state)
-        paths = list(state_leaves(abstract.opt_state, "opt_state/"))
-        assert len(paths) == len(leaves)
         state = TrainState(
             step=rest["step"],
             params=got["params"],
-            opt_state=jax.tree.unflatten(tree, [rest[path] for path in paths]),
-            ema=None if abstract.ema is None else got["ema"],
+            opt_state=_refill(abstract.opt_state, "opt_state/", rest),
+            ema=_refill(abstract.ema, "ema/", got["ema"] if ema else {}),
             key=rest["key"],
         )
         return Restored(state, got["data"]["data"], dict(meta["progress"]))
@@ -269,8 +268,8 @@ class Checkpoints:
             number += 1
             target = path.with_name(f"{step}.{number}.torn")
         warnings.warn(
-            f"checkpoint {path} is torn: {reason}; it is set aside as {target.name} and "
-            "the newest whole one is used",
+            f"checkpoint {path} is torn: {reason}; it is set aside as {target.name}, "
+            "and the newest whole one is used",
             stacklevel=3,
         )
         if jax.process_index() == 0:
@@ -279,25 +278,30 @@ class Checkpoints:
             multihost_utils.sync_global_devices(f"memjax set aside {step}")
 
 
+class RestoredParams(NamedTuple):
+    """Parameters, their average (None when not asked for) and the step."""
+
+    params: Any
+    ema: Any
+    step: int
+
+
 def restore_params(
     directory: str | os.PathLike[str],
     abstract_params: Any,
     fingerprint: Mapping[str, Any],
     *,
+    abstract_ema: Any = None,
     step: int | None = None,
-    item: str = "params",
-) -> tuple[Any, int]:
+) -> RestoredParams:
     """Only the parameters of one checkpoint, for evaluation and sampling.
 
     Args:
         directory: the folder of the step directories; nothing in it is changed.
         abstract_params: shapes, dtypes and shardings wanted.
         fingerprint: as in `Checkpoints.save`.
+        abstract_ema: the same of the running average, None to leave it.
         step: which step; the newest whole one by default.
-        item: "params", or "ema" for the running average.
-
-    Returns:
-        (parameters, step).
 
     Raises:
         CheckpointError: no such step, torn, or of another configuration.
@@ -306,7 +310,7 @@ def restore_params(
     steps = whole_steps(root)
     if step is None and steps:
         step = steps[-1]
-    if step not in steps:
+    if step is None or step not in steps:
         raise CheckpointError(
             f"step {step} is not among the whole checkpoints of {root}: {steps}"
         )
@@ -314,18 +318,29 @@ def restore_params(
     meta = read_meta(path)
     if meta is None:
         raise CheckpointError(f"{path} is torn: its meta file is unreadable")
-    check_meta(path, meta, state_leaves(abstract_params, f"{item}/"), fingerprint)
+    ema = state_leaves(abstract_ema, "ema/")
+    check_meta(
+        path, meta, {**state_leaves(abstract_params, "params/"), **ema}, fingerprint
+    )
     try:
         with ocp.StandardCheckpointer() as reader:
-            return reader.restore(path / item, abstract_params), step
+            params = reader.restore(path / "params", abstract_params)
+            saved_ema = reader.restore(path / "ema", ema) if ema else {}
     except Exception as error:
         raise CheckpointError(f"{path} is torn: {_first_line(error)}") from error
+    return RestoredParams(params, _refill(abstract_ema, "ema/", saved_ema), step)
 
 
 def _rest(state: TrainState) -> dict[str, Any]:
     """Step, key and optimizer state as one flat dict by path."""
     leaves = state_leaves(state.opt_state, "opt_state/")
     return {"step": state.step, "key": state.key, **leaves}
+
+
+def _refill(tree: Any, prefix: str, leaves: Mapping[str, Any]) -> Any:
+    """`tree` with its leaves taken by path."""
+    paths = state_leaves(tree, prefix)
+    return jax.tree.unflatten(jax.tree.structure(tree), [leaves[p] for p in paths])
 
 
 def _first_line(error: Exception) -> str:

@@ -26,7 +26,6 @@ class TrainConfig:
         log_every: steps between records in metrics.jsonl and the event files.
         health_every: steps between memory-health records; None records none.
         profile_steps: (first, end) of a profiler window, end excluded; None for none.
-        ema_decay: decay of the running average of the dense weights; None for none.
     """
 
     n_steps: int = 1000
@@ -39,7 +38,6 @@ class TrainConfig:
     log_every: int = 10
     health_every: int | None = None
     profile_steps: tuple[int, int] | None = None
-    ema_decay: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("n_steps", "accumulate_steps", "keep_last", "log_every"):
@@ -55,10 +53,6 @@ class TrainConfig:
                     self.profile_steps,
                     "(first, end), first < end",
                 )
-        if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:
-            raise ConfigError(
-                "train.ema_decay", self.ema_decay, "between 0 and 1, or None"
-            )
 
     @staticmethod
     def _at_least_one(name: str, value: int) -> None:
@@ -69,6 +63,6 @@ class TrainConfig:
 RESUMABLE_FIELDS = tuple(
     f"train.{field.name}"
     for field in dataclasses.fields(TrainConfig)
-    if field.name not in ("accumulate_steps", "ema_decay")
+    if field.name != "accumulate_steps"
 )
-"""Fields a rerun in the same folder may change: they do not alter the state's meaning."""
+"""Fields a rerun in the same folder may change: the state keeps its meaning."""

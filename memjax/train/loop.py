@@ -7,9 +7,8 @@ When not: what is trained on what is decided by the caller, who hands in functio
 
 import contextlib
 import dataclasses
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,16 +20,15 @@ from jax.sharding import Mesh
 from memjax.errors import ConfigError, TrainingError
 from memjax.parallel.mesh import global_batch
 from memjax.train.checkpoint import Checkpoints
-from memjax.train.clock import Clock
 from memjax.train.config import TrainConfig
-from memjax.train.ema import Ema
-from memjax.train.hooks.base import Every, Hook, StepInfo
+from memjax.train.hooks.base import Every, Hook
 from memjax.train.hooks.memory_health import HealthFn, MemoryHealth
 from memjax.train.hooks.profiler import Profiler
 from memjax.train.hooks.progress import Progress
 from memjax.train.hooks.record import Recorder
-from memjax.train.run_folder import write_result
+from memjax.train.run import Rate, Run
 from memjax.train.state import (
+    Ema,
     InitParams,
     Params,
     TrainState,
@@ -43,7 +41,6 @@ from memjax.train.stop import StopSignal
 CHECKPOINT_FOLDER = "checkpoints"
 
 EvalFn = Callable[[Params, int | None], Mapping[str, float]]
-Rate = Callable[[int], Any]
 
 
 class Batches(Protocol):
@@ -97,7 +94,7 @@ class FitResult:
 #     leave if done          or told to; a told stop has just been saved
 #     take a batch, dispatch step t
 #     settle step t - 1      its metrics are read while step t runs
-#   after: final evaluation, result file, wait for the writer (the `with` block)
+#   after: final evaluation, wait for the writer (the `with` block)
 #
 # Implicit transfers between host and device are errors inside the loop, except in
 # evaluation, saving and hooks, which run functions that are not ours.
@@ -142,13 +139,13 @@ def fit(
         hooks: further hooks, after the built-in ones.
 
     Raises:
-        ConfigError: the mesh has an axis other than "data" with more than one device,
-            health_every without a health_fn, ema_decay and `ema` disagree.
+        ConfigError: a mesh axis other than "data" is larger than 1, health_every
+            without a health_fn, or n_steps below the step of the checkpoint.
         CheckpointError: the run folder's checkpoint is of another configuration.
         TrainingError: a loss, gradient or update that is not finite (names the step and
-            the last good checkpoint), data that ended, or a checkpoint beyond n_steps.
+            the last good checkpoint), or data that ended.
     """
-    _check(config, mesh, ema, health_fn)
+    _check(config, mesh, health_fn)
     primary = jax.process_index() == 0
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(
@@ -180,7 +177,7 @@ def fit(
                 "train.n_steps", config.n_steps, f"the run is at step {step} already"
             )
 
-        run = _Run(config, step, progress, learning_rate, bytes_per_token)
+        run = Run(config, step, progress, learning_rate, bytes_per_token)
         if primary:
             run.add(
                 stack, Every(config.log_every, Recorder(run_dir, restored_step=step))
@@ -196,7 +193,7 @@ def fit(
             run.message(f"resumed at step {step} of {config.n_steps}")
 
         def evaluate(max_batches: int | None) -> dict[str, float]:
-            params = state.params if ema is None else ema.merge(state.params, state.ema)
+            params = state.params if ema is None else ema.merge(state.ema, state.params)
             values = eval_fn(params, max_batches)
             return {name: float(value) for name, value in values.items()}
 
@@ -252,124 +249,12 @@ def fit(
                 tokens_seen=run.tokens_seen,
                 train_s=run.clock.train_s,
             )
-            if done and primary:
-                write_result(run_dir, _summary(result))
             if not done:
                 run.message(f"{stopped_by}: {_saved_text(step)}; rerun to go on")
         return result
 
 
-class _Run:
-    """What the loop remembers between steps."""
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        step: int,
-        progress: Mapping[str, Any],
-        learning_rate: Rate,
-        bytes_per_token: float,
-    ) -> None:
-        self.config = config
-        self.pending: tuple[int, Mapping[str, jax.Array]] | None = None
-        self.saved_step = step
-        self.tokens_seen = int(progress.get("tokens_seen", 0))
-        self.clock = Clock(progress.get("train_s", 0.0))
-        self.eval_step: int | None = progress.get("eval_step")
-        self.last_eval: dict[str, float] | None = progress.get("eval")
-        self._rate = learning_rate
-        self._bytes_per_token = bytes_per_token
-        self._hooks: list[Hook] = []
-
-    def add(self, stack: contextlib.ExitStack, hook: Hook) -> None:
-        stack.callback(hook.close)
-        self._hooks.append(hook)
-
-    def eval_due(self, step: int, done: bool) -> bool:
-        every = self.config.eval_every
-        due = done or (every is not None and step > 0 and step % every == 0)
-        return due and step != self.eval_step
-
-    def save_due(self, step: int, leaving: bool) -> bool:
-        every = self.config.save_every
-        due = leaving or (every is not None and step % every == 0)
-        return due and step > self.saved_step
-
-    def bpb_at(self, step: int) -> float | None:
-        """Bits per byte of the state at `step`, None when it was not evaluated."""
-        return (
-            self.last_eval["bpb"] if self.last_eval and self.eval_step == step else None
-        )
-
-    def evaluated(self, step: int, values: dict[str, float]) -> None:
-        self.eval_step, self.last_eval = step, values
-        self.emit("eval", step, values)
-
-    def progress(self) -> dict[str, Any]:
-        return {
-            "tokens_seen": self.tokens_seen,
-            "train_s": self.clock.train_s,
-            "eval_step": self.eval_step,
-            "eval": self.last_eval,
-        }
-
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """Not training: the clock stands still, transfers are allowed."""
-        with self.clock.paused(), jax.transfer_guard("allow"):
-            yield
-
-    def before_step(self, step: int, state: TrainState, batch: Any) -> None:
-        with self.aside():
-            for hook in self._hooks:
-                hook.before_step(step, state, batch)
-
-    def emit(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        for hook in self._hooks:
-            hook.on_event(kind, step, values)
-
-    def message(self, text: str) -> None:
-        for hook in self._hooks:
-            hook.on_message(text)
-
-    def settle(self, checkpoints: Checkpoints) -> None:
-        """Read the metrics of the step in flight, stop on bad ones, tell the hooks."""
-        if self.pending is None:
-            return
-        step, metrics = self.pending
-        self.pending = None
-        values = {k: float(v) for k, v in jax.device_get(dict(metrics)).items()}
-        if not values.pop("finite"):
-            names = ("loss", "grad_norm", "update_norm")
-            bad = next(name for name in names if not math.isfinite(values[name]))
-            raise TrainingError(
-                f"{bad} = {values[bad]} at step {step}, training stopped; "
-                + checkpoints.describe_newest()
-            )
-        self.tokens_seen += round(values["weight"])
-        self.clock.step_done(values["weight"])
-        values["bpb"] = values["bits_per_token"] / self._bytes_per_token
-        values["tokens_seen"] = self.tokens_seen
-        values["train_s"] = self.clock.train_s
-        eta_s = None
-        if self.clock.step_s is not None and self.clock.tokens_per_s is not None:
-            values["tokens_per_s"] = self.clock.tokens_per_s
-            eta_s = self.clock.step_s * (self.config.n_steps - step)
-        info = StepInfo(
-            step,
-            self.config.n_steps,
-            values,
-            eta_s,
-            lambda: _rates(self._rate, step - 1),
-        )
-        with jax.transfer_guard("allow"):
-            for hook in self._hooks:
-                hook.on_step(info)
-
-
-def _check(
-    config: TrainConfig, mesh: Mesh, ema: Ema | None, health_fn: HealthFn | None
-) -> None:
+def _check(config: TrainConfig, mesh: Mesh, health_fn: HealthFn | None) -> None:
     for name, size in mesh.shape.items():
         if name != "data" and size != 1:
             raise ConfigError(
@@ -379,10 +264,6 @@ def _check(
             )
     if config.health_every is not None and health_fn is None:
         raise ConfigError("train.health_every", config.health_every, "None: no memory")
-    if (config.ema_decay is None) != (ema is None):
-        raise ConfigError(
-            "train.ema_decay", config.ema_decay, "None exactly without ema"
-        )
 
 
 def _next(batches: Batches, step: int) -> Mapping[str, np.ndarray]:
@@ -392,19 +273,5 @@ def _next(batches: Batches, step: int) -> Mapping[str, np.ndarray]:
         raise TrainingError(f"the training data ended at step {step}") from None
 
 
-def _rates(learning_rate: Rate, step: int) -> dict[str, float]:
-    """The rate used by the update number `step`, by group; "" when there is one."""
-    rate = learning_rate(step)
-    if not isinstance(rate, Mapping):
-        rate = {"": rate}
-    return {name: float(value) for name, value in rate.items()}
-
-
 def _saved_text(step: int) -> str:
     return f"saved at step {step}" if step else "nothing was trained yet"
-
-
-def _summary(result: FitResult) -> dict[str, Any]:
-    return {
-        name: value for name, value in vars(result).items() if name not in ("state",)
-    }

@@ -5,10 +5,10 @@ Why: a table's number can be traced to a config, a commit and versions, always.
 When not: metrics and checkpoints; the loop writes those.
 
     config.json    the resolved config
-    starts.jsonl   one line a start: time, command line, differences of the config to its
-                   file and to the last start, versions, devices, commit
+    starts.jsonl   one line a start: time, command line, differences of the config to
+                   its file and to the last start, versions, devices, commit
     dirty-N.patch  what the checkout of start N had on top of its commit
-    result.json    written by a run that reached its last step
+    result.json    what the caller writes when a run has reached its last step
 """
 
 import importlib.metadata
@@ -80,12 +80,6 @@ def open_run_folder(
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("memjax run folder")
     return path
-
-
-def read_result(run_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """What a run that reached its last step wrote; None for any other folder."""
-    path = Path(run_dir) / RESULT_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def write_result(run_dir: str | os.PathLike[str], result: Mapping[str, Any]) -> None:
@@ -187,8 +181,8 @@ def _compare(
         (allowed if free else refused).append(f"{field}: {was!r} there, {now!r} now")
     if refused:
         raise TrainingError(
-            f"run folder {path} holds the run of another config ({'; '.join(refused)}); "
-            "allowed: the same config, or another run folder"
+            f"run folder {path} holds the run of another config "
+            f"({'; '.join(refused)}); allowed: the same config, or another run folder"
         )
     return allowed
 

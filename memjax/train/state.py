@@ -1,7 +1,7 @@
 """The state of a run: step, parameters, optimizer state, average, key.
 
 What: `TrainState`, its abstract form with shardings, and its one jitted initialisation.
-Why: nothing large is ever built on the host, and types are fixed from the first step on.
+Why: nothing large is ever built on the host, and types are fixed from step 0 on.
 When not: the position in the data is not here; it travels beside the state.
 """
 
@@ -13,10 +13,24 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from memjax.parallel.mesh import replicated
-from memjax.train.ema import Ema
 
 Params = Any
 InitParams = Callable[[jax.Array], Params]
+
+
+class Ema(NamedTuple):
+    """A running average of some parameters, as three functions.
+
+    Attributes:
+        init: params -> average; traceable.
+        update: (average, params, steps done before) -> average, after each step;
+            traceable.
+        merge: (average, params) -> the parameters to evaluate with.
+    """
+
+    init: Callable[[Params], Any]
+    update: Callable[[Any, Params, jax.Array], Any]
+    merge: Callable[[Any, Params], Params]
 
 
 class TrainState(NamedTuple):

@@ -80,8 +80,8 @@ def _check_types(new: TrainState, old: TrainState) -> None:
         before = was.get(path)
         if before is None or (before.shape, before.dtype) != (leaf.shape, leaf.dtype):
             raise TrainingError(
-                f"a step turns {path} into {leaf.dtype}{leaf.shape}; the transform must "
-                f"keep {None if before is None else f'{before.dtype}{before.shape}'}"
+                f"a step turns {path} into {leaf.dtype}{leaf.shape}; the transform "
+                f"must keep {before and f'{before.dtype}{before.shape}'}"
             )
 
 
@@ -90,7 +90,7 @@ def make_train_step(
     transform: optax.GradientTransformation,
     *,
     accumulate_steps: int = 1,
-    update_ema: Callable[[Any, Any], Any] | None = None,
+    update_ema: Callable[[Any, Any, jax.Array], Any] | None = None,
     group_norms: GroupNorms | None = None,
     mesh: Mesh | None = None,
 ) -> Step:
@@ -103,19 +103,20 @@ def make_train_step(
         accumulate_steps: micro-batches a step. The batch is cut, gradients are summed
             in float32, so the step equals the step of the whole batch. Keys differ per
             micro-batch, so dropout masks are not those of the whole batch.
-        update_ema: (ema, params) -> ema, after the update; None leaves it alone.
+        update_ema: (ema, new params, step) -> ema; None leaves it alone.
         group_norms: tree -> {group: norm}, applied to gradients and updates.
         mesh: parameters are replicated over it, batches split over "data".
 
     Returns:
-        The step. Its metrics are float32 scalars: "loss" (nats a token), "bits_per_token",
-        "weight", "grad_norm", "update_norm", both also as "grad_norm/GROUP", every other
-        sum of `aux` divided by the weight, and the bool "finite": loss, gradient and update
-        are finite. A batch of weight 0 has loss 0 and gradient 0.
+        The step. Its metrics are float32 scalars: "loss" (nats a token),
+        "bits_per_token", "weight", "grad_norm", "update_norm", both also as
+        "grad_norm/GROUP", every other sum of `aux` divided by the weight, and the bool
+        "finite": loss, gradient and update are finite. A batch of weight 0 has loss 0
+        and gradient 0.
 
     Raises:
         ConfigError: accumulate_steps does not divide the batch (when traced).
-        TrainingError: the transform changes a dtype or shape of the state (when traced).
+        TrainingError: the transform changes a dtype or shape of the state (traced).
     """
 
     def accumulate(params: Any, batch: Any, key: jax.Array) -> tuple[Any, Any]:
@@ -147,7 +148,9 @@ def make_train_step(
         )
         updates, opt_state = transform.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        ema = state.ema if update_ema is None else update_ema(state.ema, params)
+        ema = state.ema
+        if update_ema is not None:
+            ema = update_ema(state.ema, params, state.step)
 
         means = {name: x * scale for name, x in sums.items() if name != "weight"}
         loss = means.pop("nats")

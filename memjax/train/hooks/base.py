@@ -1,7 +1,7 @@
 """What a hook is told, and when.
 
-What: `StepInfo`, the `Hook` base class with its four moments, and `Every`.
-Why: progress, records, profiles and health are small objects beside the loop, not in it.
+What: `StepInfo`, the `Hook` base class with its five moments, and `Every`.
+Why: progress, records, profiles and health stand beside the loop, not in it.
 When not: anything that changes the state; hooks only look.
 """
 

@@ -1,7 +1,7 @@
 """How the memory is doing, beside the loss.
 
 What: `MemoryHealth` calls a handed function on the live state and batch, now and then.
-Why: a memory that collapses shows in rows touched, gates and norms before the loss does.
+Why: a collapsing memory shows in rows touched, gates and norms before the loss.
 When not: what health means is decided by whoever hands the function.
 """
 

@@ -1,7 +1,7 @@
 """The line a person watches.
 
 What: step, per cent, loss in bits per byte, tokens a second, time left, learning rate.
-Why: on a terminal one line that rewrites itself; elsewhere plain lines that can be read.
+Why: on a terminal one line that rewrites itself; elsewhere plain lines, for logs.
 When not: numbers for later; those are in metrics.jsonl.
 """
 

@@ -1,12 +1,12 @@
 """Numbers of a run, on disk.
 
 What: one JSON line a record in metrics.jsonl, and the same in event files.
-Why: the JSON lines are the truth; after a restart they are cut back to the restored step
-    and the event files are written anew from them, so a reader sees every step once.
+Why: the JSON lines are the truth; after a restart they are cut back to the restored
+    step and the event files are written anew, so a reader sees every step once.
 When not: anything larger than scalars.
 
-A line has "kind" ("train", "eval", "health", "final"), "step", "time" (Unix seconds) and
-the values. Training lines also have "loss_hex", the exact loss as a hexadecimal float.
+A line has "kind" ("train", "eval", "health" or "final"), "step", "time" (Unix seconds)
+and the values. Training lines also have "loss_hex", the loss as a hexadecimal float.
 """
 
 import json
