@@ -14,7 +14,7 @@ from typing import Any
 
 from memjax.data.config import DataConfig
 from memjax.data.folder import open_split
-from memjax.data.loading import close_reader, read_batches
+from memjax.data.loading import BatchReader
 from memjax.data.packing import Batch, MixedWindows, empty_batch
 from memjax.data.prepared import Prepared, prepare
 from memjax.data.scoring import ScoredRows
@@ -118,7 +118,7 @@ class Batches:
             "shuffle_documents": config.shuffle_documents,
             "n_readers": n_readers,
         }
-        self._reader: Iterator[Batch] | None = None
+        self._reader: BatchReader | None = None
         self.step = 0
         logger.info(
             "an epoch has %d batches; left out: %d windows and %d tokens",
@@ -132,7 +132,7 @@ class Batches:
 
     def __next__(self) -> Batch:
         if self._reader is None:
-            self._reader = read_batches(
+            self._reader = BatchReader(
                 self._source,
                 self.step,
                 n_threads=self._config.n_threads,
@@ -168,7 +168,7 @@ class Batches:
     def close(self) -> None:
         """Stop reading ahead. The iterator can still be used."""
         if self._reader is not None:
-            close_reader(self._reader)
+            self._reader.close()
             self._reader = None
 
     def __enter__(self) -> "Batches":
@@ -269,11 +269,11 @@ class EvalBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for source in self._sources.values():
-            reader = read_batches(source, 0, n_threads=self._n_threads, n_workers=0)
+            reader = BatchReader(source, 0, n_threads=self._n_threads, n_workers=0)
             try:
                 yield from reader
             finally:
-                close_reader(reader)
+                reader.close()
 
 
 def eval_batches(

@@ -223,8 +223,8 @@ class TokenStore:
 
     def _damaged(self, file: str, why: str) -> DataError:
         return DataError(
-            f"{self.folder / file} is damaged: {why}; delete "
-            f"{self.folder.parent} and prepare it again"
+            f"{self.folder / file} is damaged: {why}; delete the folder it was "
+            "prepared into and prepare it again"
         )
 
     def _read_index(self) -> dict[str, Any]:
