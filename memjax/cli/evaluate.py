@@ -1,0 +1,125 @@
+"""`memjax eval`: bits per byte of a run on a held-out part.
+
+What: scores valid at any time; scores test once, on purpose, and records it.
+Why: valid steers choices; a test figure looked at often is one more valid figure.
+When not: while training; the loop evaluates valid by itself.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from memjax.cli.arguments import (
+    File,
+    Flag,
+    OptionalDir,
+    Scale,
+    UsageError,
+    parse_with_overrides,
+)
+from memjax.cli.table import rows_of
+from memjax.cli.target import SweepTarget, resolve, resolve_sweep
+from memjax.errors import CheckpointError
+from memjax.experiment.cells import RESULT_FILE, read_result
+from memjax.experiment.definition import CONFIG_FILE, write_json
+from memjax.report.results import results_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval:
+    """Bits per byte of a run, every byte of the part scored once.
+
+    Test is scored by an explicit --split test, only of finished runs, and recorded in
+    the run's result.json; asked again, the recorded figure is printed.
+    """
+
+    file: File
+    """Run folder, or the experiment file (with its overrides) of a run."""
+    split: Literal["valid", "test"] = "valid"
+    """Held-out part."""
+    sweep: Flag = False
+    """FILE is a sweep: score the runs its table stands on (of each arm the best on
+    valid); all its cells must be finished."""
+    again: Flag = False
+    """Score test again although it was scored."""
+    run_dir: OptionalDir = None
+    """Folder of the run, or of the sweep's runs."""
+    debug: Flag = False
+    """The run was trained with --debug."""
+    scale: Scale = "laptop"
+    """Size the run was trained at."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; returns its exit code."""
+    command, overrides = parse_with_overrides(Eval, argv, "eval")
+    given: dict[str, Any] = {
+        "run_dir": command.run_dir,
+        "scale": command.scale,
+        "debug": command.debug,
+        "overrides": overrides,
+    }
+    from memjax.train.noise import quiet_libraries
+
+    quiet_libraries()
+    if command.sweep:
+        sweep = resolve_sweep(command.file, **given)
+        for run_dir in selected_runs(sweep):
+            scores = score(run_dir, command.split, again=command.again)
+            print(f"{run_dir.name}: {scores[f'{command.split}_bpb']:.4f}", flush=True)
+        return 0
+    target = resolve(command.file, **given)
+    if not (target.run_dir / CONFIG_FILE).is_file():
+        raise CheckpointError(
+            f"{target.run_dir} holds no run; allowed: a folder that `memjax train` made"
+        )
+    if overrides and Path(command.file).is_dir():
+        raise UsageError(
+            "overrides name the run of an experiment file, not of a folder"
+        )
+    scores = score(target.run_dir, command.split, again=command.again)
+    print(results_table(scores, split=command.split))
+    return 0
+
+
+def score(run_dir: Path, split: str, *, again: bool = False) -> dict[str, Any]:
+    """Score one run; a test score is taken from, or added to, its result file.
+
+    Raises CheckpointError for a test score of a run that has not finished.
+    """
+    from memjax import build
+
+    result = read_result(run_dir)
+    if split == "test":
+        if result is None or "config_hash" not in result:
+            raise CheckpointError(
+                f"{run_dir} has no {RESULT_FILE}: only finished runs are scored on test"
+            )
+        if "test_bpb" in result and not again:
+            print(f"{run_dir}: test was scored {result['test_scored'][-1]}")
+            return result
+    scores = build.evaluate(run_dir, split)
+    if split == "test" and result is not None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        result |= {name: scores[name] for name in ("test", "test_bpb")}
+        result["test_scored"] = [*result.get("test_scored", []), now]
+        write_json(run_dir / RESULT_FILE, result)
+    return scores
+
+
+def selected_runs(target: SweepTarget) -> list[Path]:
+    """The runs behind the selected rows of a finished sweep's table, all seeds."""
+    missing = [cell.name for cell in target.cells if cell.result() is None]
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} of {len(target.cells)} cells are not finished, such as "
+            f"{missing[0]}; `memjax sweep` runs them"
+        )
+    chosen = [row.labels for row in rows_of(target) if row.is_selected]
+    return [
+        cell.run_dir
+        for cell in target.cells
+        if {one.path: one.label for one in cell.cell if one.path != "seed"} in chosen
+    ]
