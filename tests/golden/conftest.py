@@ -1,0 +1,92 @@
+"""Turn every entry of every manifest into a test, and count what is left.
+
+What: `--golden-root` folders (default: the copies beside this file) become cases; the
+    terminal summary says how many ran and how many wait for a later family.
+Why: nothing recorded may be skipped without a line that says so.
+When not: how a case runs is families/.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.golden.case import Case, Manifest
+from tests.golden.families import NOT_BUILT
+
+_HERE = Path(__file__).parent
+_DEFAULT_ROOT = _HERE / "engram"
+_LISTED = pytest.StashKey[list[Case]]()
+_RUN = pytest.StashKey[list[Case]]()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    config = metafunc.config
+    if _RUN not in config.stash:
+        cases = [case for root in _roots(config) for case in Manifest(root).cases()]
+        config.stash[_RUN] = [c for c in cases if c.family not in NOT_BUILT]
+        config.stash[_LISTED] = [c for c in cases if c.family in NOT_BUILT]
+    if "case" in metafunc.fixturenames:
+        cases = config.stash[_RUN]
+        metafunc.parametrize("case", cases, ids=[_name(case) for case in cases])
+    if "root" in metafunc.fixturenames:
+        roots = _roots(config)
+        metafunc.parametrize("root", roots, ids=[root.name for root in roots])
+
+
+@pytest.fixture(scope="session")
+def planned(pytestconfig: pytest.Config) -> tuple[list[Case], list[Case]]:
+    """Cases that are tests of this session, and cases listed as not yet built."""
+    return pytestconfig.stash[_RUN], pytestconfig.stash[_LISTED]
+
+
+@pytest.fixture(scope="session")
+def float64_errors(request: pytest.FixtureRequest) -> dict[tuple[Path, str], str]:
+    """What the 64-bit process said about each selected float64 case; "" when well."""
+    selected = [
+        item.callspec.params["case"]
+        for item in request.session.items
+        if "case" in getattr(getattr(item, "callspec", None), "params", {})
+    ]
+    wanted = [(c.manifest.root, c.name) for c in selected if c.dtype == "float64"]
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.golden.x64_worker"],
+        input=json.dumps([[str(root), name] for root, name in wanted]),
+        cwd=_HERE.parent.parent,
+        env=os.environ | {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    said = [json.loads(line) for line in result.stdout.splitlines()]
+    errors = {(Path(root), name): error or "" for root, name, error in said}
+    missing = f"the 64-bit process died: {result.stderr[-2000:]}"
+    return {key: errors.get(key, missing) for key in wanted}
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if _RUN not in config.stash:
+        return
+    n_run, listed = len(config.stash[_RUN]), config.stash[_LISTED]
+    families = Counter(case.family for case in listed)
+    names = ", ".join(f"{name} {n}" for name, n in families.items()) or "none"
+    terminalreporter.section("recorded numbers")
+    terminalreporter.write_line(
+        f"{n_run} cases with a test + {len(listed)} of families not yet built "
+        f"({names}) = {n_run + len(listed)} in "
+        + ", ".join(str(root / "manifest.json") for root in _roots(config))
+    )
+
+
+def _roots(config: pytest.Config) -> list[Path]:
+    given = config.getoption("golden_root")
+    return [Path(root).resolve() for root in given or [_DEFAULT_ROOT]]
+
+
+def _name(case: Case) -> str:
+    return f"{case.manifest.root.name}/{case.name}"
