@@ -15,6 +15,7 @@ section on hashed n-grams; deepseek-ai/DeepSeek-V4.1-Flash inference/engram.py.
 Differs: DEAD tokens from the second source hold for both; segments are ours.
 """
 
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -82,31 +83,26 @@ def ngram_rows(
     windows = look_backs(
         ids_BT, layout.max_order, segments_BT=segments_BT, history_BN=history_BN
     )
-    mix = None
-    bad_BT = jnp.zeros(ids_BT.shape, bool)
-    mixes, bads = [], []
-    for k, (token_BT, blocked_BT) in enumerate(windows):
-        unknown_BT = (token_BT < 0) | (token_BT >= layout.vocab_size)
-        bad_BT |= unknown_BT & ~blocked_BT
-        token_BT = jnp.where(blocked_BT, layout.pad_id, token_BT).astype(jnp.uint32)
-        product = uint32_pairs.multiply_by(token_BT, layout.multipliers[k])
-        mix = product if mix is None else uint32_pairs.xor(mix, product)
-        if k + 1 in layout.orders:
-            mixes.append(mix)
-            bads.append(bad_BT)
-    # Tokens stay the innermost axis until the end: compilers vectorise that order.
-    high_G1n, low_G1n = (
-        jnp.stack(halves).reshape(len(mixes), 1, -1)
-        for halves in zip(*mixes, strict=True)
+    # Tokens are one flat axis n, kept innermost: that is what compilers vectorise.
+    token_Nn = jnp.stack([token_BT.ravel() for token_BT, _ in windows])
+    blocked_Nn = jnp.stack([blocked_BT.ravel() for _, blocked_BT in windows])
+    bad_Nn = ((token_Nn < 0) | (token_Nn >= layout.vocab_size)) & ~blocked_Nn
+    token_Nn = jnp.where(blocked_Nn, layout.pad_id, token_Nn).astype(jnp.uint32)
+    multipliers_N1 = np.array(layout.multipliers, np.uint64)[:, None]
+    products = uint32_pairs.multiply_by(token_Nn, multipliers_N1)
+    high_G1n, low_G1n, bad_G1n = (
+        jnp.stack([join(values_Nn[:n]) for n in layout.orders])[:, None]
+        for values_Nn, join in (
+            (products[0], _xor_all),
+            (products[1], _xor_all),
+            (bad_Nn, partial(jnp.any, axis=0)),
+        )
     )
     primes_GH1 = np.array(layout.primes, np.int64)[..., None]
     offsets_GH1 = np.array(layout.offsets, np.int32).reshape(primes_GH1.shape)
     index_GHn = uint32_pairs.remainder((high_G1n, low_G1n), primes_GH1)
-    rows_GHn = jnp.where(
-        jnp.stack(bads).reshape(high_G1n.shape),
-        np.int32(BAD_ROW),
-        index_GHn.astype(jnp.int32) + offsets_GH1,
-    )
+    rows_GHn = index_GHn.astype(jnp.int32) + offsets_GH1
+    rows_GHn = jnp.where(bad_G1n, np.int32(BAD_ROW), rows_GHn)
     rows_Cn = rows_GHn.reshape(layout.n_columns, -1)
     return rows_Cn.T.reshape((*ids_BT.shape, layout.n_columns))
 
@@ -162,3 +158,7 @@ def host_ngram_rows(
             primes = layout.primes[layout.orders.index(k + 1)]
             columns += [np.mod(mix_BT, prime) for prime in primes]
     return (np.stack(columns, axis=-1) + np.array(layout.offsets)).astype(np.int32)
+
+
+def _xor_all(values_Nn: jax.Array) -> jax.Array:
+    return jax.lax.reduce_xor(values_Nn, axes=(0,))

@@ -7,6 +7,7 @@ When not: on the host, where numpy has int64 and uint64.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +21,13 @@ _LOW16 = np.uint32(0xFFFF)
 _SHIFT16 = np.uint32(16)
 
 
-def split64(value: int) -> tuple[np.uint32, np.uint32]:
-    """The (high, low) halves of a python integer in [0, 2^64)."""
-    return np.uint32(value >> 32), np.uint32(value & 0xFFFFFFFF)
+def split64(values: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(high, low) uint32 halves of host integers in [0, 2^64), any shape."""
+    values = np.asarray(values, np.uint64)
+    return (values >> np.uint64(32)).astype(np.uint32), values.astype(np.uint32)
 
 
-def multiply32(a: jax.Array, b: jax.Array | np.uint32) -> Pair:
+def multiply32(a: jax.Array, b: Any) -> Pair:
     """The 64-bit product of two uint32 arrays, as (high, low). Exact."""
     a0, a1 = a & _LOW16, a >> _SHIFT16
     b0, b1 = b & _LOW16, b >> _SHIFT16
@@ -36,16 +38,11 @@ def multiply32(a: jax.Array, b: jax.Array | np.uint32) -> Pair:
     return high, low
 
 
-def multiply_by(a: jax.Array, constant: int) -> Pair:
-    """`a * constant` modulo 2^64 for a uint32 array and 0 <= constant < 2^64."""
-    constant_high, constant_low = split64(constant)
+def multiply_by(a: jax.Array, constants: Any) -> Pair:
+    """`a * constants` modulo 2^64 for uint32 `a` and host integers in [0, 2^64)."""
+    constant_high, constant_low = split64(constants)
     high, low = multiply32(a, constant_low)
     return high + a * constant_high, low
-
-
-def xor(a: Pair, b: Pair) -> Pair:
-    """Bitwise exclusive or of two pairs."""
-    return a[0] ^ b[0], a[1] ^ b[1]
 
 
 def piece_bits(moduli: Sequence[int]) -> int:
