@@ -109,7 +109,7 @@ def test_permutation_is_one_and_depends_on_its_key(n):
 
 def test_permutation_is_the_same_for_ever():
     """Recorded once: a change would silently move every saved place."""
-    assert permutation(10, 7, 2**63).tolist() == [8, 7, 9, 2, 0, 5, 6, 1, 3, 4]
+    assert permutation(10, 7, 2**63).tolist() == [0, 4, 1, 7, 6, 3, 2, 9, 5, 8]
 
 
 def test_an_epoch_is_made_once_for_many_threads():
