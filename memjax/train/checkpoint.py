@@ -80,8 +80,9 @@ class Checkpoints:
         keep_last: how many of the newest are kept.
         keep_best: whether the one with the lowest `bpb` is kept as well.
 
-    Step directories without a finished save are set aside (renamed to `STEP.torn`, with
-    a warning); left-over temporary directories do not block anything.
+    Torn steps (a save that was not finished, files that cannot be read) are warned
+    about and passed over. They are renamed to `STEP.torn` when the next save needs the
+    place, not before. Left-over temporary directories do not block anything.
     """
 
     def __init__(
@@ -95,10 +96,7 @@ class Checkpoints:
         self.best_step: int | None = None
         self.best_bpb: float | None = None
         self._keep_best = keep_best
-        if self.directory.is_dir():
-            for path in sorted(self.directory.iterdir()):
-                if path.name.isdigit() and not _is_whole(path):
-                    self._set_aside(int(path.name), "its save was not finished")
+        self._torn: dict[int, str] = {}
         self._manager = ocp.CheckpointManager(
             self.directory,
             options=ocp.CheckpointManagerOptions(
@@ -106,8 +104,12 @@ class Checkpoints:
             ),
         )
         for step in self.steps():
-            meta = read_meta(self.directory / str(step))
-            self._note_best(step, None if meta is None else meta["bpb"])
+            path = self.directory / str(step)
+            meta = read_meta(path)
+            if not _is_whole(path) or meta is None:
+                self._pass_over(step, "its save was not finished")
+            else:
+                self._note_best(step, meta["bpb"])
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -116,8 +118,8 @@ class Checkpoints:
         self.close()
 
     def steps(self) -> list[int]:
-        """Steps on disk or on their way to it, ascending."""
-        return sorted(self._manager.all_steps())
+        """Steps on disk or on their way to it, ascending, without torn ones."""
+        return sorted(set(self._manager.all_steps()) - set(self._torn))
 
     def newest(self) -> int | None:
         """The newest step, None when there is none."""
@@ -160,6 +162,7 @@ class Checkpoints:
                 f"cannot save step {step}: {self.directory / str(newest)} exists; "
                 f"allowed: steps above {newest}, or move that directory away first"
             )
+        self._make_room()
         items: dict[str, Any] = {
             "params": ocp.args.StandardSave(state.params),
             "rest": ocp.args.StandardSave(_rest(state)),
@@ -202,21 +205,19 @@ class Checkpoints:
         while (step := self.newest()) is not None:
             path = self.directory / str(step)
             meta = read_meta(path)
-            if meta is not None:
-                check_meta(path, meta, state_leaves(abstract), fingerprint)
+            if meta is None:
+                self._pass_over(step, "its meta file is unreadable")
+                continue
+            check_meta(path, meta, state_leaves(abstract), fingerprint)
             try:
-                if meta is None:
-                    raise ValueError("its meta file is unreadable")
                 return self._read(step, abstract, meta)
             except Exception as error:
-                reason = f"reading it failed ({_first_line(error)})"
-                self._set_aside(step, reason)
-                self._manager.reload()
-        torn = sorted(path.name for path in self.directory.glob("*.torn"))
-        if torn:
+                self._pass_over(step, f"reading it failed ({_first_line(error)})")
+        if self._torn:
+            names = ", ".join(map(str, sorted(self._torn)))
             raise CheckpointError(
-                f"{self.directory} holds no whole checkpoint, only {', '.join(torn)}: "
-                "delete them to start anew, or use another run folder"
+                f"{self.directory} holds no whole checkpoint; torn: {names}. "
+                "Move these directories away to start anew, or use another run folder"
             )
         return None
 
@@ -260,22 +261,29 @@ class Checkpoints:
         if self.is_best(bpb):
             self.best_step, self.best_bpb = step, bpb
 
-    def _set_aside(self, step: int, reason: str) -> None:
+    def _pass_over(self, step: int, reason: str) -> None:
+        self._torn[step] = reason
         path = self.directory / str(step)
-        target = path.with_name(f"{step}.torn")
-        number = 1
-        while target.exists():
-            number += 1
-            target = path.with_name(f"{step}.{number}.torn")
         warnings.warn(
-            f"checkpoint {path} is torn: {reason}; it is set aside as {target.name}, "
-            "and the newest whole one is used",
-            stacklevel=3,
+            f"checkpoint {path} is torn and passed over: {reason}", stacklevel=3
         )
+
+    def _make_room(self) -> None:
+        """Rename torn steps, so that their numbers are free again."""
+        if not self._torn:
+            return
+        self.wait()
         if jax.process_index() == 0:
-            path.rename(target)
+            for step in self._torn:
+                path = self.directory / str(step)
+                target = path.with_name(f"{step}.torn")
+                while target.exists():
+                    target = target.with_name(f"{target.name}.torn")
+                path.rename(target)
         if jax.process_count() > 1:
-            multihost_utils.sync_global_devices(f"memjax set aside {step}")
+            multihost_utils.sync_global_devices("memjax torn checkpoints")
+        self._torn.clear()
+        self._manager.reload()
 
 
 class RestoredParams(NamedTuple):

@@ -6,15 +6,14 @@ Why: the library cuts, casts or fails with a message about argument types; we co
 When not: reading the arrays themselves.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from memjax.errors import CheckpointError
-from memjax.train.state import TrainState, state_leaves
+from memjax.train.state import TrainState, prng_implementation, state_leaves
 
 _LISTED = 12
 
@@ -32,14 +31,15 @@ def make_meta(
 ) -> dict[str, Any]:
     """The meta item of a checkpoint."""
     leaves = state_leaves(state)
-    return {
+    meta = {
         "format": 1,
         "leaves": {path: _kind(leaf) for path, leaf in leaves.items()},
         "fingerprint": plain(fingerprint),
-        "prng": jax.config.jax_default_prng_impl,
+        "prng": prng_implementation(),
         "progress": plain(progress),
         "bpb": bpb,
     }
+    return {**meta, "sha256": _sha256(meta)}
 
 
 def read_meta(path: Path) -> dict[str, Any] | None:
@@ -48,8 +48,15 @@ def read_meta(path: Path) -> dict[str, Any] | None:
         meta = json.loads((path / "meta" / "metadata").read_text())
     except (OSError, ValueError):
         return None
-    known = {"format", "leaves", "fingerprint", "prng", "progress", "bpb"}
-    return meta if isinstance(meta, dict) and known <= set(meta) else None
+    if not isinstance(meta, dict):
+        return None
+    digest = meta.pop("sha256", None)
+    return meta if digest == _sha256(meta) else None
+
+
+def _sha256(meta: Mapping[str, Any]) -> str:
+    text = json.dumps(meta, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _kind(leaf: Any) -> str:
@@ -92,9 +99,10 @@ def check_meta(
         for k in sorted(old.keys() | new.keys())
         if old.get(k) != new.get(k)
     ]
-    if "step" in roots and meta["prng"] != jax.config.jax_default_prng_impl:
-        now = jax.config.jax_default_prng_impl
-        lines.append(f"PRNG implementation: saved {meta['prng']}, wanted {now}")
+    if "step" in roots and meta["prng"] != prng_implementation():
+        lines.append(
+            f"PRNG implementation: saved {meta['prng']}, wanted {prng_implementation()}"
+        )
     if lines:
         more = f"; and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
         raise CheckpointError(

@@ -27,6 +27,7 @@ from jax.experimental import multihost_utils
 
 from memjax.errors import TrainingError
 from memjax.train.config import RESUMABLE_FIELDS
+from memjax.train.state import prng_implementation
 
 CONFIG_FILE = "config.json"
 STARTS_FILE = "starts.jsonl"
@@ -120,7 +121,7 @@ def _append_start(path: Path, changes: list[str], differences: list[str]) -> Non
         "changes_to_last_start": differences,
         "versions": versions(),
         "platform": platform.platform(),
-        "prng": jax.config.jax_default_prng_impl,
+        "prng": prng_implementation(),
         "devices": _device_kinds(),
         "n_processes": jax.process_count(),
         "commit": commit,
@@ -172,7 +173,8 @@ def _compare(
 ) -> list[str]:
     """Allowed differences as texts; TrainingError when there are others."""
     before, after = _flat(old), _flat(new)
-    allowed, refused = [], []
+    allowed: list[str] = []
+    refused: list[str] = []
     for field in sorted(before.keys() | after.keys()):
         was, now = before.get(field, "absent"), after.get(field, "absent")
         if was == now:

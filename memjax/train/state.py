@@ -14,6 +14,8 @@ from jax.sharding import Mesh
 
 from memjax.parallel.mesh import replicated
 
+_PRNG_OPTION = "jax_default_prng_impl"
+
 Params = Any
 InitParams = Callable[[jax.Array], Params]
 
@@ -110,6 +112,11 @@ def init_state(
         lambda x: x.sharding, abstract_state(init_params, transform, mesh, ema=ema)
     )
     return jax.jit(build, out_shardings=shardings)(jax.random.key(seed))
+
+
+def prng_implementation() -> str:
+    """Name of the random number generator that keys use, such as threefry2x32."""
+    return str(getattr(jax.config, _PRNG_OPTION))
 
 
 def state_leaves(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -78,10 +78,11 @@ def _check_types(new: TrainState, old: TrainState) -> None:
     was = state_leaves(old)
     for path, leaf in state_leaves(new).items():
         before = was.get(path)
-        if before is None or (before.shape, before.dtype) != (leaf.shape, leaf.dtype):
+        want = None if before is None else f"{before.dtype}{before.shape}"
+        if f"{leaf.dtype}{leaf.shape}" != want:
             raise TrainingError(
-                f"a step turns {path} into {leaf.dtype}{leaf.shape}; the transform "
-                f"must keep {before and f'{before.dtype}{before.shape}'}"
+                f"a step turns {path} into {leaf.dtype}{leaf.shape}; "
+                f"the transform must keep {want}"
             )
 
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.record_writer import RecordWriter
 
 _FLUSH_S = 5.0

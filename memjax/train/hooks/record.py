@@ -81,9 +81,10 @@ class Recorder(Hook):
     def _write(
         self, kind: str, step: int, values: Mapping[str, float], **extra: str
     ) -> None:
-        record = {"kind": kind, "step": step, "time": self._now(), **values, **extra}
+        now = self._now()
+        record = {"kind": kind, "step": step, "time": now, **values, **extra}
         self._file.write(json.dumps(record) + "\n")
-        self._events.write(step, record["time"], _scalars(record))
+        self._events.write(step, now, _scalars(record))
 
 
 def _scalars(record: Mapping[str, Any]) -> dict[str, float]:
