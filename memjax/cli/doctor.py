@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -98,14 +98,12 @@ def _versions() -> list[list[str]]:
     return rows
 
 
-def _devices(devices: Sequence[object]) -> list[str]:
+def _devices(devices: Sequence[Any]) -> list[str]:
     lines = []
     for device in devices:
-        stats = device.memory_stats() if hasattr(device, "memory_stats") else None
-        limit = (stats or {}).get("bytes_limit")
+        limit = (device.memory_stats() or {}).get("bytes_limit")
         memory = f", {bytes_text(limit)}" if limit else ""
-        kind = getattr(device, "device_kind", "unknown")
-        lines.append(f"{device} ({kind}{memory})")
+        lines.append(f"{device} ({device.device_kind}{memory})")
     return lines
 
 

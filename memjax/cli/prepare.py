@@ -57,7 +57,8 @@ def run(argv: Sequence[str]) -> int:
     if any(source.endswith((".py", ".json")) for source in command.sources):
         if len(command.sources) > 1:
             raise UsageError("one experiment file, or corpus names, not both")
-        config = load_experiment(command.sources[0]).experiment.data
+        file = next(iter(command.sources))
+        config = load_experiment(file).experiment.data
         if command.cache_dir is not None:
             config = replace(config, cache_dir=command.cache_dir)
     else:

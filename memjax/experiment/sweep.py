@@ -63,7 +63,8 @@ class Sweep:
             if path not in axes or path == SEED:
                 raise ConfigError("sweep.select", path, f"one of {axes}, not the seed")
         for path, label in (self.baseline or {}).items():
-            known = {labels_of(cell).get(path) for cell in self.cells} - {None}
+            named = [labels_of(cell) for cell in self.cells]
+            known = {one[path] for one in named if path in one}
             if path in self.select or path == SEED or label not in known:
                 allowed = f"{path} among the axes {axes}, a label of {sorted(known)}"
                 raise ConfigError(f"sweep.baseline.{path}", label, allowed)

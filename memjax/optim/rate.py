@@ -105,7 +105,7 @@ def scale_by_rate(
         return ScaleByRateState(jnp.zeros((), jnp.int32))
 
     def update(
-        updates: Any, state: ScaleByRateState, params: Any = None
+        updates: Any, state: Any, params: Any = None
     ) -> tuple[Any, ScaleByRateState]:
         del params
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
@@ -117,7 +117,7 @@ def scale_by_rate(
 
         return (
             jax.tree.map(scale, updates),
-            ScaleByRateState(optax.safe_increment(state.count)),
+            ScaleByRateState(jnp.asarray(optax.safe_increment(state.count))),
         )
 
     return optax.GradientTransformation(init, update)

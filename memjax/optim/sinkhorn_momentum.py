@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from memjax.errors import ConfigError, ShapeError
 from memjax.ops.sinkhorn import (
@@ -90,7 +91,7 @@ def scale_by_sinkhorn_momentum(
         )
 
     def update(
-        updates: Any, state: SinkhornMomentumState, params: Any = None
+        updates: Any, state: Any, params: Any = None
     ) -> tuple[Any, SinkhornMomentumState]:
         del params
         jax.tree_util.tree_map_with_path(_check_table, updates)
@@ -162,7 +163,7 @@ def sinkhorn_momentum(
 
 def _check_range(name: str, value: Any, low: float, high: float | None) -> None:
     """ConfigError unless low <= value < high; values under a trace pass."""
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return
     if not (value >= low and (high is None or value < high)):
         upper = "" if high is None else f" and below {high}"

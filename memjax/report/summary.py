@@ -114,7 +114,7 @@ def summarise(
     finished = []
     for index, row in enumerate(rows):
         selected = index in best.values()
-        mark = {"is_selected": selected}
+        mark: dict[str, Any] = {"is_selected": selected}
         if baseline is not None:
             labels = {**row.labels, **baseline}
             reference = best.get(_arm(labels, select))
