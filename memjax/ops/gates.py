@@ -54,7 +54,7 @@ def signed_sqrt_gate(
 
 
 def plain_gate(score: Array) -> Array:
-    """sigmoid(s), the gate as arXiv:2601.07372 eq. 4 prints it; shape and dtype kept."""
+    """sigmoid(s), the gate as arXiv:2601.07372 eq. 4 prints it. Shape, dtype kept."""
     return jax.nn.sigmoid(score)
 
 
