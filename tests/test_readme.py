@@ -14,6 +14,7 @@ import jax
 import pytest
 
 from memjax.cli import main as cli
+from memjax.experiment import load_experiment
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -21,8 +22,8 @@ FIRST = 'pip install -e ".[data]" && memjax train experiments/quickstart.py'
 SECOND = 'pip install -e ".[data,dev]" && pytest'
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def test_the_first_screen_has_the_two_commands() -> None:
@@ -67,6 +68,24 @@ def test_python_blocks_run(number: int) -> None:
 
 def test_there_are_two_python_blocks() -> None:
     assert len(blocks("python")) == 2
+
+
+def test_the_experiment_of_the_docs_loads(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "configs.md").read_text(encoding="utf-8")
+    (block,) = blocks("python", text)
+    (tmp_path / "mine.py").write_text(block, encoding="utf-8")
+    loaded = load_experiment(tmp_path / "mine.py")
+    assert loaded.sweep is not None
+    assert len(loaded.sweep.cells) == 12
+    override = re.findall(r"^    memjax train \S+ (--.*)$", text, re.MULTILINE)
+    assert override == ["--model.d-model 256 --model.memories.0.orders 2 3 4"]
+
+
+def test_links_lead_somewhere() -> None:
+    for file in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        text = file.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+            assert (file.parent / target).exists(), f"{file.name}: {target}"
 
 
 def test_every_command_stands_in_the_table() -> None:
