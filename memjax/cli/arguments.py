@@ -75,9 +75,9 @@ def split(cls: type, argv: Sequence[str]) -> tuple[list[str], Overrides]:
                 overrides.append((name, text))
             else:
                 own.append(word)
-        elif key == "help" or key.removeprefix("no_") in options:
+        elif key == "help" or key in options:
             own.append(word)
-            if options.get(key, bool) is not bool and not equals and words:
+            if options.get(key) is not bool and key != "help" and words and not equals:
                 own.append(words.pop(0))
         else:
             _check_typo(name, options)

@@ -34,7 +34,8 @@ class Sample:
     seed: int = 0
     """The same seed gives the same text."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise ConfigError for an option out of range."""
         if self.n_tokens < 1:
             raise ConfigError("n-tokens", self.n_tokens, "at least 1")
         if not 0 <= self.temperature < float("inf"):
@@ -48,6 +49,7 @@ class Sample:
 def run(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
     command = parse(Sample, argv, "sample")
+    command.check()
     target = resolve(command.run)
     from memjax import build
     from memjax.train.noise import quiet_libraries
