@@ -120,7 +120,7 @@ def data_reader(mesh: Mesh) -> tuple[int, int]:
     return rows[0] // block, n_rows // block
 
 
-def global_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+def global_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Place this process's rows of a batch on the mesh, split over the "data" axis.
 
     Args:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -46,7 +45,7 @@ EvalFn = Callable[[Params, int | None], Mapping[str, float]]
 class Batches(Protocol):
     """An endless iterator of numpy batches that knows its position."""
 
-    def __next__(self) -> Mapping[str, np.ndarray]: ...
+    def __next__(self) -> Mapping[str, Any]: ...
 
     def state(self) -> Any:
         """A JSON value that `restore` brings back to exactly this position."""
@@ -266,7 +265,7 @@ def _check(config: TrainConfig, mesh: Mesh, health_fn: HealthFn | None) -> None:
         raise ConfigError("train.health_every", config.health_every, "None: no memory")
 
 
-def _next(batches: Batches, step: int) -> Mapping[str, np.ndarray]:
+def _next(batches: Batches, step: int) -> Mapping[str, Any]:
     try:
         return next(batches)
     except StopIteration:
