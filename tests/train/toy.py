@@ -105,11 +105,7 @@ def rate(step):
 
 
 def transform():
-    return optax.inject_hyperparams(optax.adam)(rate_schedule)
-
-
-def rate_schedule(count):
-    return 0.1 / (1.0 + count)
+    return optax.adam(rate)
 
 
 def toy_mesh(n_devices=1):
