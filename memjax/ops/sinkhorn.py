@@ -115,7 +115,7 @@ def balance_factors(
         raise ShapeError("update", tuple(update_RW.shape), "two axes (rows, width)")
     dtype = workspace_dtype(update_RW.dtype)
     update_RW = update_RW.astype(dtype)
-    eps = jnp.asarray(eps, dtype)
+    added = jnp.asarray(eps, dtype)
 
     peak_R = jnp.max(jnp.abs(update_RW), axis=1, initial=0.0)
     peak_R = jnp.where(peak_R < jnp.finfo(dtype).tiny, 0.0, peak_R)
@@ -129,14 +129,14 @@ def balance_factors(
     # Step k = 1 is row-wise and needs no further read: U / (|U| + eps) is
     # (U / peak) / (|U| / peak + eps / peak).
     safe_R = jnp.where(kept_R, peak_R, 1)
-    rows_R = jnp.where(kept_R, 1 / (norm_R + eps / safe_R), 0.0)
+    rows_R = jnp.where(kept_R, 1 / (norm_R + added / safe_R), 0.0)
     columns_W = jnp.ones(update_RW.shape[1], dtype)
     if block_rows is None:
         block_rows = default_block_rows(*update_RW.shape)
-    sweep = _Sweep(update_RW, shrink_R, eps, norm, block_rows)
+    sweep = _Sweep(update_RW, shrink_R, added, norm, block_rows)
     for pair in range(n_iterations // 2):
         rows_R, sums_W = sweep(rows_R, columns_W, row_step=pair > 0, column_sums=True)
-        columns_W = _divide(columns_W, _root(sums_W, norm), eps)
+        columns_W = _divide(columns_W, _root(sums_W, norm), added)
     if n_iterations > 1:
         rows_R, _ = sweep(rows_R, columns_W, row_step=True, column_sums=False)
     return BalanceFactors(rows_R * shrink_R, columns_W, kept_R)
