@@ -100,7 +100,7 @@ def host_byte_fnv_rows(
     Raises:
         DataError, ConfigError: as in `host_byte_fnv`, or `n_slots` does not fit.
     """
-    offsets = _check_slots(orders, n_slots)
+    offsets = _check_slots(orders, n_slots, basis)
     hash_BTG = host_byte_fnv(
         bytes_BT, orders, basis=basis, segments_BT=segments_BT, history_BN=history_BN
     )
@@ -138,7 +138,7 @@ def byte_fnv_rows(
     A traced value outside 0 .. 255 (and not -1) gives BAD_ROW (2^31 - 1), outside of
     every table, in every column whose window sees it.
     """
-    offsets = _check_slots(orders, n_slots)
+    offsets = _check_slots(orders, n_slots, basis)
     pair, bad_BTG = _device_fnv(bytes_BT, orders, basis, segments_BT, history_BN)
     index_BTG = uint32_pairs.remainder(pair, np.array(n_slots, np.int64))
     rows_BTG = index_BTG.astype(jnp.int32) + offsets.astype(np.int32)
@@ -189,8 +189,11 @@ def _check(orders: Sequence[int], basis: str) -> int:
     return FNV_BASES[basis]
 
 
-def _check_slots(orders: Sequence[int], n_slots: Sequence[int]) -> np.ndarray:
+def _check_slots(
+    orders: Sequence[int], n_slots: Sequence[int], basis: str
+) -> np.ndarray:
     """Offsets of the orders' parts, int64."""
+    _check(orders, basis)
     slots = [int(n) for n in n_slots]
     if len(slots) != len(orders):
         raise ConfigError("n_slots", tuple(slots), f"{len(orders)} sizes, as orders")

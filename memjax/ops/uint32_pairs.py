@@ -84,8 +84,9 @@ def remainder(pair: Pair, moduli: np.ndarray) -> jax.Array:
         rest = value - multiply32(value, reciprocal)[0] * divisor
         return jnp.where(rest >= divisor, rest - divisor, rest)
 
-    def take_piece(i: jax.Array, result: jax.Array) -> jax.Array:
-        shift = np.uint32(32 - n_bits) - i.astype(jnp.uint32) * np.uint32(n_bits)
+    def take_piece(i: Any, result: jax.Array) -> jax.Array:
+        taken = jnp.asarray(i, jnp.uint32) * np.uint32(n_bits)
+        shift = np.uint32(32 - n_bits) - taken
         piece = (low >> shift) & np.uint32(2**n_bits - 1)
         return reduce((result << np.uint32(n_bits)) | piece)
 

@@ -15,9 +15,8 @@ from memjax.ops.ngram_hash import (
     ngram_rows,
 )
 from tests.golden.case import Case
-from tests.golden.families.layout import layouts_of, vocab_size_of
+from tests.golden.families.layout import SIZE_KEYS, layouts_of, vocab_size_of
 
-_SIZE_KEY = "engram_compressed_vocab_size"
 _ARRAY = re.compile(
     r"(raw|compressed|rows|splits|token_mask|hash|row)(_\d+)?(_layer\d+)?"
 )
@@ -27,7 +26,6 @@ def run(case: Case) -> None:
     unknown = [key for key in case.data if not _ARRAY.fullmatch(key)]
     assert not unknown, f"arrays without a meaning here: {unknown}"
     sizes, pad_id = _vocabularies(case)
-    case.settings.take(_SIZE_KEY, default=0)
     errors = []
     for vocab_size in sizes:
         try:
@@ -119,13 +117,18 @@ def _vocabularies(case: Case) -> tuple[list[int], int]:
     Cases in the demo's spelling leave the size to the layout case of the same
     configuration; without one, any size recorded in the folder may be meant.
     """
-    settings = case.settings.values
+    settings = case.settings
+    own = vocab_size_of(settings.values)
+    for key in (*SIZE_KEYS, "pad_compressed_id"):
+        settings.take(key, default=0)
     others = [other for other in case.manifest.cases() if other.family == "layout"]
-    same = [other for other in others if other.data["config"] == settings]
-    pad_id = settings.get("pad_id", settings.get("engram_pad_id"))
-    if same:
+    same = [other for other in others if other.data["config"] == settings.values]
+    if "pad_compressed_id" in settings:
+        pad_id = settings.take("pad_compressed_id")
+    elif same:
         pad_id = same[0].data["pad_compressed_id"]
-    own = vocab_size_of(settings)
+    else:
+        pad_id = settings.take("pad_id" if "pad_id" in settings else "engram_pad_id")
     if own is not None:
         return [own], pad_id
     recorded = {

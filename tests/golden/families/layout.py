@@ -8,7 +8,7 @@ from typing import Any
 from memjax.ops.ngram_hash import NgramLayout, ngram_layouts
 from tests.golden.case import Case, Settings
 
-_ONLY_FOR_LAYERS = "n_embed_per_ngram"
+SIZE_KEYS = ("engram_compressed_vocab_size", "tokenizer_vocab_size_compressed")
 
 
 def layouts_of(
@@ -32,7 +32,7 @@ def layouts_of(
         )
         largest = settings.take("max_ngram_size")
         settings.take("pad_id")
-        settings.take(_ONLY_FOR_LAYERS)
+        settings.take("n_embed_per_ngram")
     made = ngram_layouts(
         vocab_size=vocab_size, pad_id=pad_id, orders=range(2, largest + 1), **spelling
     )
@@ -41,7 +41,7 @@ def layouts_of(
 
 def vocab_size_of(values: dict[str, Any]) -> int | None:
     """The vocabulary size a settings dict or layout file names, if it does."""
-    for key in ("engram_compressed_vocab_size", "tokenizer_vocab_size_compressed"):
+    for key in SIZE_KEYS:
         if key in values:
             return values[key]
     return None
