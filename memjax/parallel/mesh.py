@@ -151,5 +151,7 @@ def global_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
                 array.shape[0] * n_readers,
                 f"a multiple of the data axis of the mesh ({mesh.shape['data']})",
             )
-        placed[name] = jax.make_array_from_process_local_data(sharding, array)
+        # With several processes jax counts this placement as an implicit transfer.
+        with jax.transfer_guard("allow"):
+            placed[name] = jax.make_array_from_process_local_data(sharding, array)
     return placed

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from memjax.train.hooks.record import read_records
 from tests.train import toy
 from tests.train.event_reader import read_events
 from tests.train.test_loop import records_of
@@ -76,14 +76,28 @@ def test_p28_throughput_does_not_count_the_time_before_the_restart(tmp_path):
         assert after[step]["tokens_per_s"] * (after[step]["train_s"] - before) > 20
 
 
-def run_toy(run_dir, n_steps, pause_s):
+def run_toy(run_dir, n_steps, pause_s, *processes, n_devices=1):
     root = Path(toy.__file__).parents[2]
+    arguments = [str(x) for x in (run_dir, n_steps, pause_s, *processes)]
     return subprocess.Popen(
-        [sys.executable, toy.__file__, str(run_dir), str(n_steps), str(pause_s)],
+        [sys.executable, toy.__file__, *arguments],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(root),
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={n_devices}",
+        },
     )
+
+
+def wait_for_records(run_dir, n, process):
+    path = run_dir / "metrics.jsonl"
+    limit = time.monotonic() + 120
+    while not path.exists() or len(records_of(run_dir)) < n:
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.01)
 
 
 def test_a_kill_at_a_random_step_changes_nothing(tmp_path):
@@ -92,15 +106,11 @@ def test_a_kill_at_a_random_step_changes_nothing(tmp_path):
     whole = run_toy(tmp_path / "whole", n_steps, 0)
     killed = run_toy(tmp_path / "killed", n_steps, 0.05)
     kill_at = random.Random(os.getpid()).randint(4, 20)
-    path = tmp_path / "killed" / "metrics.jsonl"
-    limit = time.monotonic() + 120
-    while not path.exists() or len(records_of(path.parent)) < kill_at:
-        assert killed.poll() is None and time.monotonic() < limit
-        time.sleep(0.01)
+    wait_for_records(tmp_path / "killed", kill_at, killed)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL
-    reached = max(r["step"] for r in read_records(path))
+    reached = max(r["step"] for r in records_of(tmp_path / "killed"))
     assert reached < n_steps, "it was killed before the end"
 
     expected = whole.communicate(timeout=120)[0].splitlines()[-1]
@@ -115,3 +125,48 @@ def test_a_kill_at_a_random_step_changes_nothing(tmp_path):
     ]
     assert losses[0] == losses[1]
     assert [step for step, _ in losses[0]] == list(range(1, n_steps + 1))
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_pair(run_dir, n_steps, pause_s):
+    """Two processes with two devices each."""
+    address = f"127.0.0.1:{free_port()}"
+    return [
+        run_toy(run_dir, n_steps, pause_s, address, i, 2, n_devices=2) for i in range(2)
+    ]
+
+
+@pytest.mark.slow
+def test_all_processes_stop_at_the_same_step(tmp_path):
+    """SIGTERM to the second of two; both save one checkpoint; a rerun goes on."""
+    pair = run_pair(tmp_path / "pair", 16, 0.1)
+    wait_for_records(tmp_path / "pair", 3, pair[0])
+    pair[1].send_signal(signal.SIGTERM)
+    outputs = [process.communicate(timeout=120)[0] for process in pair]
+    assert [process.returncode for process in pair] == [0, 0]
+    stopped = [output.splitlines()[-1] for output in outputs]
+    assert stopped[0] == stopped[1]
+    step = int(stopped[0].split()[-1])
+    assert 3 <= step < 16
+    assert f"SIGTERM: saved at step {step}; rerun to go on" in outputs[0]
+    assert "SIGTERM" not in outputs[1], "one process speaks"
+
+    pair = run_pair(tmp_path / "pair", 16, 0)
+    outputs = [process.communicate(timeout=120)[0] for process in pair]
+    assert [process.returncode for process in pair] == [0, 0]
+    single = run_toy(tmp_path / "single", 16, 0, n_devices=4)
+    single.communicate(timeout=120)
+    pairs = [
+        (a["step"], a["loss"], b["loss"], a["tokens_seen"] == b["tokens_seen"])
+        for a, b in zip(
+            records_of(tmp_path / "pair"), records_of(tmp_path / "single"), strict=True
+        )
+    ]
+    assert [step for step, *_ in pairs] == list(range(1, 17))
+    for _, ours, theirs, same_tokens in pairs:
+        assert ours == pytest.approx(theirs, rel=1e-5) and same_tokens

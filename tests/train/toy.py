@@ -1,7 +1,8 @@
 """A language model of a few numbers, with everything `fit` wants handed in.
 
-Also a program: `python toy.py RUN_DIR N_STEPS [PAUSE_S]` trains it, for tests that kill
-the process. A bigram table and a bias predict the next token.
+Also a program: `python toy.py RUN_DIR N_STEPS PAUSE_S [ADDRESS PROCESS N_PROCESSES]`
+trains it, for tests that kill processes. A bigram table and a bias predict the next
+token.
 """
 
 import dataclasses
@@ -15,9 +16,9 @@ import numpy as np
 import optax
 
 from memjax.errors import DataError
-from memjax.parallel.mesh import MeshConfig, make_mesh
+from memjax.parallel.mesh import MeshConfig, data_reader, make_mesh
 from memjax.train.config import TrainConfig
-from memjax.train.loop import FitResult, fit
+from memjax.train.loop import fit
 from memjax.train.run_folder import open_run_folder
 
 V = 7
@@ -142,16 +143,35 @@ def tree_hash(tree):
     return digest.hexdigest()
 
 
-def main(run_dir: str, n_steps: str, pause_s: str = "0") -> FitResult:
+class PartOfBatches(ToyBatches):
+    """The rows of one reader out of several."""
+
+    def __init__(self, reader, n_readers, **settings):
+        super().__init__(**settings)
+        self.part = slice(
+            reader * self.rows // n_readers, (reader + 1) * self.rows // n_readers
+        )
+
+    def __next__(self):
+        return {name: rows[self.part] for name, rows in super().__next__().items()}
+
+
+def main(run_dir, n_steps, pause_s, address=None, process="0", n_processes="1"):
+    if address is not None:
+        jax.distributed.initialize(
+            address, num_processes=int(n_processes), process_id=int(process)
+        )
+    mesh = make_mesh(MeshConfig())
+    batches = PartOfBatches(*data_reader(mesh), pause_s=float(pause_s))
     result = toy_fit(
         run_dir,
+        mesh=mesh,
         n_steps=int(n_steps),
         save_every=3,
         eval_every=4,
-        batches=ToyBatches(pause_s=float(pause_s)),
+        batches=batches,
     )
     print(f"hash {tree_hash(result.state)} step {result.step}", flush=True)
-    return result
 
 
 if __name__ == "__main__":
