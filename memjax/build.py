@@ -29,16 +29,25 @@ from memjax.experiment import Experiment, config_hash, load_experiment, to_dict
 from memjax.models.language_model import LanguageModel, layouts
 from memjax.models.parameters import abstract_params, cost, labels
 from memjax.optim.build import build_optimizer, schedules
+from memjax.optim.ema import ema_params, init_ema, update_ema
 from memjax.optim.labels import apply_label_rules, group_norms
 from memjax.parallel.mesh import data_reader, global_batch, make_mesh, replicated
-from memjax.train.checkpoint import restore_eval_params
-from memjax.train.ema import make_ema
+from memjax.train.checkpoint import restore_params
+from memjax.train.config import RESUMABLE_FIELDS
 from memjax.train.loop import CHECKPOINT_FOLDER, fit
 from memjax.train.run_folder import CONFIG_FILE, open_run_folder, write_result
+from memjax.train.state import Ema
 
-# Labels that the running average leaves out: tables double in memory, frozen
-# parameters do not move.
-NOT_AVERAGED = ("table", "frozen")
+# What a rerun in the same folder may change: it alters no number of the run. The mesh
+# is not among them, since sums over devices round differently.
+MAY_CHANGE = (
+    *RESUMABLE_FIELDS,
+    "name",
+    "notes",
+    "data.n_threads",
+    "data.n_workers",
+    "data.cache_dir",
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,18 @@ class Parts:
         """The optimizer's label of every parameter, after the user's rules."""
         return apply_label_rules(
             labels(self.abstract), self.abstract, self.experiment.optim.label_rules
+        )
+
+    @cached_property
+    def ema(self) -> Ema | None:
+        """The running average of the dense weights; None when the run keeps none."""
+        decay = self.experiment.optim.ema_decay
+        if decay is None:
+            return None
+        return Ema(
+            init=lambda params: init_ema(params, self.labels),
+            update=lambda ema, params, step: update_ema(ema, params, decay, step),
+            merge=ema_params,
         )
 
     def init_params(self, key: Array) -> Any:
@@ -225,15 +246,13 @@ def train(
     check_memory(experiment)
     parts = Parts(experiment)
     config, data = experiment.train, experiment.data
-    folder = open_run_folder(run_dir, config=to_dict(experiment), changes=changes)
+    folder = open_run_folder(
+        run_dir, config=to_dict(experiment), changes=changes, may_change=MAY_CHANGE
+    )
     mesh = make_mesh(experiment.mesh)
     prepared = prepare(data)
     reader, n_readers = data_reader(mesh)
     evaluator = Evaluator(parts, "valid", mesh, prepared)
-    ema = None
-    if config.ema_decay is not None:
-        dense = jax.tree.map(lambda label: label not in NOT_AVERAGED, parts.labels)
-        ema = make_ema(config.ema_decay, dense)
     rates = schedules(experiment.optim, config.n_steps)
     health = make_health(experiment.model, parts.loss)
     with train_batches(
@@ -254,7 +273,7 @@ def train(
             fingerprint=parts.fingerprint(),
             seed=experiment.seed,
             bytes_per_token=evaluator.bytes_per_token,
-            ema=ema,
+            ema=parts.ema,
             group_norms=lambda tree: group_norms(tree, parts.labels),
             health_fn=lambda state, batch: health(state.params, batch),
         )
@@ -296,13 +315,25 @@ def load_run(
         raise CheckpointError(f"{folder} is not a run folder: it has no {CONFIG_FILE}")
     parts = Parts(load_experiment(folder / CONFIG_FILE).experiment)
     sharding = replicated(make_mesh(parts.experiment.mesh))
-    abstract = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        parts.abstract,
+    checkpoints, fingerprint = folder / CHECKPOINT_FOLDER, parts.fingerprint()
+
+    def placed(tree: Any) -> Any:
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+        )
+
+    ema = parts.ema
+    abstract_ema = None if ema is None else jax.eval_shape(ema.init, parts.abstract)
+    params, average, step = restore_params(
+        checkpoints,
+        placed(parts.abstract),
+        fingerprint,
+        step=step,
+        abstract_ema=placed(abstract_ema),
     )
-    return parts, *restore_eval_params(
-        folder / CHECKPOINT_FOLDER, abstract, parts.fingerprint(), step=step
-    )
+    if ema is not None:
+        params = ema.merge(average, params)
+    return parts, params, step
 
 
 def evaluate(

@@ -86,8 +86,8 @@ def make_health(
 
     Returns:
         Metrics, `<name>/layer_<i>` where they belong to a block: those of `usage`;
-        collision_frac; gate_q05, gate_q50, gate_q95; stream_rms, the RMS of the stream
-        after the block; and over the model memory_share, the tables' part of all
+        collision_frac; gate_q05, gate_q50, gate_q95; attention_rms, feed_forward_rms,
+        memory_rms and stream_rms (see `layers.block.Block`); and over the model memory_share, the tables' part of all
         parameters; backbone_grad_norm and backbone_grad_norm_without_memory, norms of
         the gradient of the mean loss with respect to everything but tables, with the
         memory in place and with every gate at 0.
@@ -109,10 +109,10 @@ def make_health(
         found: dict[str, Array] = {}
         for path, value in jax.tree_util.tree_leaves_with_path(state[METRICS]):
             names = [str(part.key) for part in path]
-            if names[-1] == "stream_rms":
+            if names[-1].endswith("_rms"):
                 first = int(names[0].split("_")[1])
                 for i, rms in enumerate(jnp.atleast_1d(value)):
-                    found[f"stream_rms/layer_{first + i}"] = rms
+                    found[f"{names[-1]}/layer_{first + i}"] = rms
             if names[-1] == "gate":
                 layer = _layer(names[0], config)
                 gates = jnp.where(real[..., None], value, jnp.nan)

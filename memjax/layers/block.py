@@ -24,6 +24,9 @@ class Block(nn.Module):
     the feed-forward, each on the normalised stream and added to it. With it: all
     branches read the same stream, h + attn * w_attn + read * w_mem + ffn * w_ffn,
     with learned scalars that start at 1 (the arrangement whose backbone can starve).
+
+    Records the RMS of what each branch adds, `attention_rms`, `feed_forward_rms` and
+    `memory_rms`, and of the stream after the block, `stream_rms`.
     """
 
     n_heads: int
@@ -75,6 +78,10 @@ class Block(nn.Module):
         def dropped(branch: Array) -> Array:
             return nn.Dropout(self.dropout, deterministic=not train)(branch)
 
+        def rms(name: str, x: Array) -> None:
+            wide = x.astype(jnp.float32)
+            record(self, f"{name}_rms", jnp.sqrt(jnp.mean(wide * wide)))
+
         def weight(name: str) -> Array:
             scalar = self.param(name, nn.initializers.ones, (), self.dtypes.params)
             return scalar.astype(h_BTD.dtype)
@@ -94,21 +101,23 @@ class Block(nn.Module):
             attended = attention(
                 norm("attention_norm", h_BTD), segments_BT, positions_BT
             )
-            fed = feed_forward(norm("feed_forward_norm", h_BTD))
+            attended = dropped(attended) * weight("w_attn")
+            fed = dropped(feed_forward(norm("feed_forward_norm", h_BTD)))
+            fed = fed * weight("w_ffn")
             if self.memory is not None:
                 read = read * weight("w_mem")
-            h_BTD = (
-                h_BTD
-                + dropped(attended) * weight("w_attn")
-                + read
-                + dropped(fed) * weight("w_ffn")
-            )
+            h_BTD = h_BTD + attended + read + fed
         else:
             h_BTD = h_BTD + read
-            h_BTD = h_BTD + dropped(
+            attended = dropped(
                 attention(norm("attention_norm", h_BTD), segments_BT, positions_BT)
             )
-            h_BTD = h_BTD + dropped(feed_forward(norm("feed_forward_norm", h_BTD)))
-        wide = h_BTD.astype(jnp.float32)
-        record(self, "stream_rms", jnp.sqrt(jnp.mean(wide * wide)))
+            h_BTD = h_BTD + attended
+            fed = dropped(feed_forward(norm("feed_forward_norm", h_BTD)))
+            h_BTD = h_BTD + fed
+        rms("attention", attended)
+        rms("feed_forward", fed)
+        if self.memory is not None:
+            rms("memory", read)
+        rms("stream", h_BTD)
         return h_BTD

@@ -1,0 +1,173 @@
+"""Every field of the model and memory configs changes something, or is refused."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memjax.errors import ConfigError
+from memjax.layers.engram import EngramConfig
+from memjax.layers.precision import PrecisionConfig
+from memjax.models.config import ModelConfig
+from memjax.models.language_model import LanguageModel
+
+MEMORY = EngramConfig(
+    layers=(1,),
+    n_heads=2,
+    rows_per_head=53,
+    row_width=4,
+    mode="capped",
+    cap=0.4,
+    conv_init="uniform",
+    table_std=0.5,
+)
+BASE = ModelConfig(
+    vocab_size=17,
+    n_layers=3,
+    d_model=16,
+    n_heads=4,
+    n_kv_heads=2,
+    d_ff=12,
+    memories=(MEMORY,),
+)
+TOKENS = jnp.tile(jnp.arange(8) % 5, (2, 1))
+
+MEMORY_CHANGES = {
+    "layers": (0, 2),
+    "mode": "convex",
+    "cap": 0.9,
+    "dropout": 0.99,
+    "form": "v41",
+    "orders": (2, 4),
+    "n_heads": 1,
+    "rows_per_head": (53, 71),
+    "row_width": 6,
+    "hash_seed": 1,
+    "pad_id": 0,
+    "gate": "plain",
+    "norm_eps": 0.5,
+    "kernel_size": 2,
+    "dilation": 1,
+    "conv_norm_eps": 0.5,
+    "conv_init": "zero",
+    "table_std": 0.1,
+}
+MODEL_CHANGES = {
+    "vocab_size": 19,
+    "n_layers": 2,
+    "d_model": 24,
+    "n_heads": 2,
+    "n_kv_heads": 1,
+    "d_ff": 20,
+    "window": 2,
+    "rope_theta": 10.0,
+    "norm_eps": 0.5,
+    "dropout": 0.5,
+    "tie_embeddings": True,
+    "scan_layers": False,
+    "memories": (),
+    "arrangement": "three_branch",
+}
+REFUSED = {
+    "vocab_size": 0,
+    "n_layers": 1,
+    "d_model": 18,
+    "n_heads": 5,
+    "n_kv_heads": 3,
+    "d_ff": 0,
+    "window": 0,
+    "rope_theta": 0.0,
+    "norm_eps": 0.0,
+    "dropout": 1.0,
+    "arrangement": "four_branch",
+    "memory_share": 1.0,
+    "memories": (MEMORY, MEMORY),
+}
+
+
+def outcome(config):
+    """Parameter shapes and training-mode logits of a config, same seeds for all."""
+    model = LanguageModel(config)
+    params = jax.jit(model.init)(jax.random.key(0), TOKENS)["params"]
+    out = model.apply(
+        {"params": params}, TOKENS, train=True, rngs={"dropout": jax.random.key(1)}
+    )
+    return jax.tree.map(lambda x: (x.shape, str(x.dtype)), params), np.asarray(out)
+
+
+@pytest.fixture(scope="module")
+def base():
+    """What the unchanged config gives."""
+    return outcome(BASE)
+
+
+def assert_differs(one, other):
+    """Other shapes, or other logits."""
+    same_shapes = one[0] == other[0]
+    assert not same_shapes or np.abs(one[1] - other[1]).max() > 1e-6
+
+
+def test_the_tables_of_changes_are_complete():
+    fields = {f.name for f in dataclasses.fields(EngramConfig)}
+    assert fields - set(MEMORY_CHANGES) == {"n_branches"}, "golden tests change it"
+    fields = {f.name for f in dataclasses.fields(ModelConfig)}
+    assert fields - set(MODEL_CHANGES) == {"remat", "memory_share", "precision"}
+
+
+@pytest.mark.parametrize("field", MEMORY_CHANGES)
+def test_every_memory_field_matters(base, field):
+    memory = dataclasses.replace(MEMORY, **{field: MEMORY_CHANGES[field]})
+    assert_differs(base, outcome(dataclasses.replace(BASE, memories=(memory,))))
+
+
+@pytest.mark.parametrize("field", MODEL_CHANGES)
+def test_every_model_field_matters(base, field):
+    assert_differs(
+        base, outcome(dataclasses.replace(BASE, **{field: MODEL_CHANGES[field]}))
+    )
+
+
+def test_memory_share_matters():
+    memory = dataclasses.replace(MEMORY, layers=(3,))
+    config = dataclasses.replace(BASE, arrangement="probability", memories=(memory,))
+    assert_differs(
+        outcome(config), outcome(dataclasses.replace(config, memory_share=0.9))
+    )
+
+
+@pytest.mark.parametrize("field", ["params", "compute", "tables", "accumulation"])
+def test_every_precision_field_matters(base, field):
+    precision = PrecisionConfig(**{field: "bfloat16"})
+    assert_differs(base, outcome(dataclasses.replace(BASE, precision=precision)))
+    with pytest.raises(ConfigError, match=f"precision.{field} = 'float8'"):
+        PrecisionConfig(**{field: "float8"})
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_impossible_values_are_refused(field):
+    with pytest.raises(ConfigError, match=r"model\.") as caught:
+        dataclasses.replace(BASE, **{field: REFUSED[field]})
+    assert "is not allowed: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"layers": (3,)}, "layers"),
+        ({"n_branches": 2}, "n_branches"),
+        ({"pad_id": 17}, "pad_id"),
+        ({"pad_id": -1}, "pad_id"),
+    ],
+)
+def test_memories_that_do_not_fit_the_model_are_refused(change, field):
+    memory = dataclasses.replace(MEMORY, **change)
+    with pytest.raises(ConfigError, match=rf"model\.memories\.0\.{field}"):
+        dataclasses.replace(BASE, memories=(memory,))
+
+
+def test_probability_wants_one_memory_after_the_last_block():
+    for memories in ((), (MEMORY,)):
+        with pytest.raises(ConfigError, match=r"model\.memories"):
+            dataclasses.replace(BASE, arrangement="probability", memories=memories)
