@@ -9,11 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
+from memjax.errors import ShapeError
 from memjax.optim.clip import clip_by_norm
 from memjax.optim.config import OptimConfig
-from memjax.optim.labels import check_labels
+from memjax.optim.labels import check_labels, path_name
 from memjax.optim.precision import in_float32
 from memjax.optim.rate import rate_schedule, scale_by_rate
 from memjax.optim.sinkhorn_momentum import sinkhorn_momentum
@@ -131,18 +133,30 @@ def _adamw(
 def _matrix(config: OptimConfig, rates: Any) -> optax.GradientTransformation:
     if config.optimizer == "adamw":
         return _adamw(config, rates["dense"], config.weight_decay)
-    axes = optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
     return in_float32(
         optax.contrib.muon(
             learning_rate=rates["dense"],
             beta=config.muon_momentum,
             weight_decay=config.weight_decay,
             consistent_rms=config.muon_rms,
-            muon_weight_dimension_numbers=lambda tree: jax.tree.map(
-                lambda leaf: axes, tree
-            ),
+            muon_weight_dimension_numbers=_last_two_axes,
         )
     )
+
+
+def _last_two_axes(tree: Any) -> Any:
+    """Muon's axes of every matrix; a vector under this label is refused by path."""
+
+    def axes(path: Any, leaf: Any) -> Any:
+        if jnp.ndim(leaf) < 2:
+            raise ShapeError(
+                f"parameter {path_name(path)!r} of muon",
+                tuple(jnp.shape(leaf)),
+                "two or more axes (layers ..., in, out); label it vector",
+            )
+        return optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+
+    return jax.tree_util.tree_map_with_path(axes, tree)
 
 
 def _vector(config: OptimConfig, rates: Any) -> optax.GradientTransformation:

@@ -57,12 +57,11 @@ def rate_schedule(
         "wsd": math.ceil(decay_frac * n_steps),
         "constant": 0,
     }[kind]
-    if warmup_steps > 0 and warmup_steps + max(decay_steps, 1) > n_steps:
+    if warmup_steps + max(decay_steps, 0) > n_steps:
         raise ConfigError(
             "optim.warmup_steps",
             warmup_steps,
-            f"fewer than the {n_steps} steps of the run less its {decay_steps} "
-            f"decay steps ({kind})",
+            f"at most the {n_steps} steps of the run less the steps of decay ({kind})",
         )
 
     def rate(step: Any) -> jax.Array:
