@@ -87,10 +87,11 @@ def make_health(
     Returns:
         Metrics, `<name>/layer_<i>` where they belong to a block: those of `usage`;
         collision_frac; gate_q05, gate_q50, gate_q95; attention_rms, feed_forward_rms,
-        memory_rms and stream_rms (see `layers.block.Block`); and over the model memory_share, the tables' part of all
-        parameters; backbone_grad_norm and backbone_grad_norm_without_memory, norms of
-        the gradient of the mean loss with respect to everything but tables, with the
-        memory in place and with every gate at 0.
+        memory_rms and stream_rms (see `layers.block.Block`); and over the model
+        memory_share, the tables' part of all parameters; backbone_grad_norm and
+        backbone_grad_norm_without_memory, norms of the gradient of the mean loss with
+        respect to everything but tables, with the memory in place and with every gate
+        at 0.
 
     Cost: two forward and backward passes over the batch and a pass on the host.
     """

@@ -133,7 +133,7 @@ def test_gradients_against_finite_differences():
     )
     step = 1e-2
     high, low = (
-        loss(*jax.tree.map(lambda x, d: x + s * d, (params, hidden), direction))
+        loss(*jax.tree.map(lambda x, d, s=s: x + s * d, (params, hidden), direction))
         for s in (step, -step)
     )
     np.testing.assert_allclose((high - low) / (2 * step), slope, rtol=2e-2)
