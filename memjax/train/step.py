@@ -105,7 +105,8 @@ def make_train_step(
             in float32, so the step equals the step of the whole batch. Keys differ per
             micro-batch, so dropout masks are not those of the whole batch.
         update_ema: (ema, new params, step) -> ema; None leaves it alone.
-        group_norms: tree -> {group: norm}, applied to gradients and updates.
+        group_norms: tree -> {group: norm} over groups that part the tree, applied to
+            gradients and updates.
         mesh: parameters are replicated over it, batches split over "data".
 
     Returns:
@@ -160,18 +161,14 @@ def make_train_step(
             "loss": loss,
             "bits_per_token": loss / math.log(2.0),
             "weight": weight,
-            "grad_norm": _norm(grads),
-            "update_norm": _norm(updates),
+            **_norms("grad_norm", grads, group_norms),
+            **_norms("update_norm", updates, group_norms),
         }
         metrics["finite"] = (
             jnp.isfinite(loss)
             & jnp.isfinite(metrics["grad_norm"])
             & jnp.isfinite(metrics["update_norm"])
         )
-        if group_norms is not None:
-            for name, tree in (("grad_norm", grads), ("update_norm", updates)):
-                for group, norm in group_norms(tree).items():
-                    metrics[f"{name}/{group}"] = norm
         new = TrainState(state.step + 1, params, opt_state, ema, state.key)
         new = jax.tree.map(lambda x: jnp.asarray(x, jnp.asarray(x).dtype), new)
         _check_types(new, state)
@@ -179,6 +176,15 @@ def make_train_step(
 
     out = None if mesh is None else replicated(mesh)
     return jax.jit(step, donate_argnums=0, out_shardings=out)
+
+
+def _norms(name: str, tree: Any, group_norms: GroupNorms | None) -> dict[str, Any]:
+    """The norm of the tree and of its groups; each leaf is read once."""
+    if group_norms is None:
+        return {name: _norm(tree)}
+    groups = group_norms(tree)
+    total = {name: _norm(list(groups.values()))}
+    return total | {f"{name}/{group}": norm for group, norm in groups.items()}
 
 
 def _norm(tree: Any) -> jax.Array:
