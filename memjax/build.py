@@ -1,53 +1,32 @@
-"""From an experiment to a run: the only place where all floors meet.
+"""From an experiment to its functions: the only place where all floors meet.
 
-What: describe, train, evaluate and sample, each from an `Experiment` or a run folder.
+What: `Parts` (model, loss, labels, fingerprint), `Evaluator`, `describe`.
 Why: the floors below are handed functions and do not know each other.
-When not: notebooks; they call the ops, layers and transforms directly.
+When not: starting a run is `memjax.run`; notebooks call ops, layers and transforms.
 """
 
 import itertools
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-from memjax.data.pipeline import eval_batches, prepare, train_batches
+from memjax.data.pipeline import eval_batches
 from memjax.data.tokenizer import load_tokenizer
-from memjax.errors import CheckpointError, ConfigError
+from memjax.errors import ConfigError
 from memjax.evaluate.bits_per_byte import make_scorer, score, token_nats
-from memjax.evaluate.generate import generate
-from memjax.evaluate.memory_health import make_health
-from memjax.experiment import Experiment, config_hash, load_experiment, to_dict
+from memjax.experiment import Experiment
 from memjax.models.language_model import LanguageModel, layouts
 from memjax.models.parameters import abstract_params, cost, labels
-from memjax.optim.build import build_optimizer, schedules
 from memjax.optim.ema import ema_params, init_ema, update_ema
-from memjax.optim.labels import apply_label_rules, group_norms
-from memjax.parallel.mesh import data_reader, global_batch, make_mesh, replicated
-from memjax.train.checkpoint import restore_params
-from memjax.train.config import RESUMABLE_FIELDS
-from memjax.train.loop import CHECKPOINT_FOLDER, fit
-from memjax.train.run_folder import CONFIG_FILE, open_run_folder, write_result
+from memjax.optim.labels import apply_label_rules
+from memjax.parallel.mesh import data_reader, global_batch
 from memjax.train.state import Ema
-
-# What a rerun in the same folder may change: it alters no number of the run. The mesh
-# is not among them, since sums over devices round differently.
-MAY_CHANGE = (
-    *RESUMABLE_FIELDS,
-    "name",
-    "notes",
-    "data.n_threads",
-    "data.n_workers",
-    "data.cache_dir",
-)
 
 
 @dataclass(frozen=True)
@@ -223,174 +202,3 @@ class Evaluator:
             nats += scored.nats
             n_bytes += scored.n_tokens * bytes_per_token
         return {"bpb": nats / (math.log(2) * n_bytes), **found}
-
-
-def train(
-    experiment: Experiment,
-    run_dir: str | os.PathLike[str],
-    changes: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Train, or go on training, in `run_dir`.
-
-    Args:
-        experiment: validated here, against the devices too.
-        run_dir: made when missing; holds another experiment's run: an error.
-        changes: how the experiment differs from its file, for the records.
-
-    Returns:
-        Plain data: `stopped_by` (None when the run reached its end), `steps`, and for a
-        run that ended `valid_bpb`, `valid` ({part: bits per byte}), sizes, seconds,
-        tokens, seed, config_hash; the same is then in result.json.
-    """
-    experiment.validate(jax.device_count())
-    check_memory(experiment)
-    parts = Parts(experiment)
-    config, data = experiment.train, experiment.data
-    folder = open_run_folder(
-        run_dir, config=to_dict(experiment), changes=changes, may_change=MAY_CHANGE
-    )
-    mesh = make_mesh(experiment.mesh)
-    prepared = prepare(data)
-    reader, n_readers = data_reader(mesh)
-    evaluator = Evaluator(parts, "valid", mesh, prepared)
-    rates = schedules(experiment.optim, config.n_steps)
-    health = make_health(experiment.model, parts.loss)
-    with train_batches(
-        data, reader=reader, n_readers=n_readers, prepared=prepared
-    ) as batches:
-        result = fit(
-            config,
-            run_dir=folder,
-            mesh=mesh,
-            init_params=parts.init_params,
-            loss_fn=parts.loss,
-            transform=build_optimizer(experiment.optim, parts.labels, config.n_steps),
-            batches=batches,
-            eval_fn=evaluator,
-            learning_rate=lambda step: {
-                group: rate(step) for group, rate in rates.items()
-            },
-            fingerprint=parts.fingerprint(),
-            seed=experiment.seed,
-            bytes_per_token=evaluator.bytes_per_token,
-            ema=parts.ema,
-            group_norms=lambda tree: group_norms(tree, parts.labels),
-            health_fn=lambda state, batch: health(state.params, batch),
-        )
-    summary: dict[str, Any] = {"stopped_by": result.stopped_by, "steps": result.step}
-    if result.final is None:
-        return summary
-    sizes = cost(experiment.model, data.context)
-    summary |= {
-        "valid_bpb": result.final["bpb"],
-        "valid": _by_part(result.final),
-        "best_bpb": result.best_bpb,
-        "best_step": result.best_step,
-        "train_s": result.train_s,
-        "tokens": result.tokens_seen,
-        "params_dense": sizes.dense_params,
-        "params_table": sizes.table_params,
-        "seed": experiment.seed,
-        "config_hash": config_hash(experiment),
-    }
-    if jax.process_index() == 0:
-        write_result(folder, summary)
-    return summary
-
-
-def load_run(
-    run_dir: str | os.PathLike[str], step: int | None = None
-) -> tuple[Parts, Any, int]:
-    """A run's experiment, its parameters (averaged when it keeps an average), a step.
-
-    Args:
-        run_dir: a run folder.
-        step: which checkpoint; the newest whole one by default.
-
-    Raises:
-        CheckpointError: no run, no such checkpoint, or one of another configuration.
-    """
-    folder = Path(run_dir)
-    if not (folder / CONFIG_FILE).exists():
-        raise CheckpointError(f"{folder} is not a run folder: it has no {CONFIG_FILE}")
-    parts = Parts(load_experiment(folder / CONFIG_FILE).experiment)
-    sharding = replicated(make_mesh(parts.experiment.mesh))
-    checkpoints, fingerprint = folder / CHECKPOINT_FOLDER, parts.fingerprint()
-
-    def placed(tree: Any) -> Any:
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
-        )
-
-    ema = parts.ema
-    abstract_ema = None if ema is None else jax.eval_shape(ema.init, parts.abstract)
-    params, average, step = restore_params(
-        checkpoints,
-        placed(parts.abstract),
-        fingerprint,
-        step=step,
-        abstract_ema=placed(abstract_ema),
-    )
-    if ema is not None:
-        params = ema.merge(average, params)
-    return parts, params, step
-
-
-def evaluate(
-    run_dir: str | os.PathLike[str], split: str = "valid", step: int | None = None
-) -> dict[str, Any]:
-    """Score a run's checkpoint on a split: `SPLIT_bpb`, `SPLIT` by part, `step`."""
-    parts, params, step = load_run(run_dir, step)
-    data = parts.experiment.data
-    mesh = make_mesh(parts.experiment.mesh)
-    found = Evaluator(parts, split, mesh, prepare(data))(params)
-    return {f"{split}_bpb": found["bpb"], split: _by_part(found), "step": step}
-
-
-def sample(
-    run_dir: str | os.PathLike[str],
-    prompt: bytes = b"",
-    *,
-    n_tokens: int = 300,
-    temperature: float = 0.8,
-    top_k: int | None = None,
-    seed: int = 0,
-    step: int | None = None,
-) -> bytes:
-    """Text that a run's model writes after `prompt`, until a document ends.
-
-    The prompt is put at the start of a document. Same seed, same text.
-    """
-    parts, params, _ = load_run(run_dir, step)
-    data = parts.experiment.data
-    tokenizer = load_tokenizer(data.tokenizer)
-    ids = np.concatenate([[tokenizer.separator], tokenizer.encode(prompt)])
-
-    def logits_fn(params: Any, tokens_1T: Array, segments_1T: Array) -> Array:
-        positions_1T = jnp.arange(tokens_1T.shape[1])[None]
-        return parts.logits(
-            params,
-            {
-                "tokens": tokens_1T,
-                "segments": segments_1T,
-                "positions": positions_1T,
-            },
-        )
-
-    drawn = generate(
-        logits_fn,
-        params,
-        ids,
-        n_tokens=n_tokens,
-        context=data.context,
-        vocab_size=tokenizer.vocab_size,
-        key=jax.random.key(seed),
-        temperature=temperature,
-        top_k=top_k,
-    )
-    ends = np.flatnonzero(drawn == tokenizer.separator)
-    return tokenizer.decode(drawn[: ends[0]] if len(ends) else drawn)
-
-
-def _by_part(found: dict[str, float]) -> dict[str, float]:
-    return {name.removeprefix("bpb/"): x for name, x in found.items() if name != "bpb"}

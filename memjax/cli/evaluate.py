@@ -89,7 +89,7 @@ def score(run_dir: Path, split: str, *, again: bool = False) -> dict[str, Any]:
 
     Raises CheckpointError for a test score of a run that has not finished.
     """
-    from memjax import build
+    from memjax.run import evaluate
 
     result = read_result(run_dir)
     if split == "test":
@@ -100,7 +100,7 @@ def score(run_dir: Path, split: str, *, again: bool = False) -> dict[str, Any]:
         if "test_bpb" in result and not again:
             print(f"{run_dir}: test was scored {result['test_scored'][-1]}")
             return result
-    scores = build.evaluate(run_dir, split)
+    scores = evaluate(run_dir, split)
     if split == "test" and result is not None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         result |= {name: scores[name] for name in ("test", "test_bpb")}

@@ -51,12 +51,12 @@ def run(argv: Sequence[str]) -> int:
     command = parse(Sample, argv, "sample")
     command.check()
     target = resolve(command.run)
-    from memjax import build
+    from memjax.run import sample
     from memjax.train.noise import quiet_libraries
 
     quiet_libraries()
     prompt = command.prompt.encode()
-    text = build.sample(
+    text = sample(
         target.run_dir,
         prompt,
         n_tokens=command.n_tokens,

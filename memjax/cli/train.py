@@ -2,7 +2,7 @@
 
 What: says what will be trained, trains or resumes, then sample, table, folder.
 Why: one command is the whole path from a file to a number.
-When not: training itself; `memjax.build` and `memjax.train` do that.
+When not: training itself; `memjax.run` and `memjax.train` do that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,8 @@ def run(argv: Sequence[str]) -> int:
         debug=command.debug,
         overrides=overrides,
     )
-    from memjax import build
+    from memjax.build import describe
+    from memjax.run import sample, train
     from memjax.train.noise import quiet_libraries
 
     quiet_libraries()
@@ -60,14 +61,14 @@ def run(argv: Sequence[str]) -> int:
     print(f"{target.experiment.name}: {target.run_dir}")
     for change in changes:
         print(f"  {change}")
-    print(plan_text(build.describe(target.experiment)), flush=True)
+    print(plan_text(describe(target.experiment)), flush=True)
     earlier = read_result(target.run_dir)
-    result = build.train(target.experiment, target.run_dir, changes=changes)
+    result = train(target.experiment, target.run_dir, changes=changes)
     if result["stopped_by"] is not None or not _is_first_process():
         return 0  # a stopped run is saved; the loop has said how to go on
     keep_test_scores(target.run_dir, earlier)
     if not command.no_sample:
-        text = build.sample(target.run_dir, n_tokens=300)
+        text = sample(target.run_dir, n_tokens=300)
         print(f"\na sample:\n{readable(text)}")
     print(f"\n{results_table(result)}\n")
     print(f"run folder: {target.run_dir}")

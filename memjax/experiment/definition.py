@@ -2,7 +2,7 @@
 
 What: `Experiment`, with `validate` for what no part can check alone, and `save`.
 Why: the one place where all parts meet; what it holds reproduces a run.
-When not: making the model or running it; `memjax.build` does that.
+When not: making the model or running it; `memjax.build` and `memjax.run` do that.
 """
 
 import hashlib
