@@ -45,5 +45,7 @@ def config() -> Experiment:
             warmup_steps=50,
             end_frac=0.05,
         ),
-        train=TrainConfig(n_steps=800, eval_every=None, save_every=200),
+        train=TrainConfig(
+            n_steps=600, eval_every=None, save_every=200, health_every=200
+        ),
     )

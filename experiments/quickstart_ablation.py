@@ -29,7 +29,7 @@ def sweep() -> Sweep:
     memories = config().model.memories
     return product(
         axis(MEMORIES, off=(), on=memories),
-        axis(RATE, 2e-3, 4e-3, 8e-3),
+        axis(RATE, 3e-3, 6e-3, 12e-3),
         axis("seed", 0, 1, 2),
         baseline={MEMORIES: "off"},
         select=(RATE,),
