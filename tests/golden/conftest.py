@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -89,7 +90,11 @@ def pytest_terminal_summary(
 def _is_float64(case: Case) -> bool:
     try:
         return case.dtype == "float64"
-    except (OSError, ValueError):  # its own test says so, the others go on
+    except (
+        OSError,
+        ValueError,
+        zipfile.BadZipFile,
+    ):  # its own test says so, the others go on
         return False
 
 

@@ -5,7 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from memjax.optim.sinkhorn_momentum import scale_by_sinkhorn_momentum
+from memjax.optim.sinkhorn_momentum import (
+    scale_by_sinkhorn_momentum,
+    sinkhorn_momentum,
+)
 from tests.golden.case import Case
 
 _UPDATE = "W <- W - lr*gamma*delta"
@@ -14,16 +17,15 @@ _PER_STEP = ("params", "momentum", "delta")
 
 def run(case: Case) -> None:
     settings = case.settings
-    transform = scale_by_sinkhorn_momentum(
-        beta=settings.take("beta"),
-        n_iterations=settings.take("K"),
-        tau=settings.take("tau"),
-        eps=settings.take("eps"),
-    )
-    learn = optax.chain(
-        transform,
-        optax.scale(-settings.take("gamma")),
-        optax.scale(settings.take("lr")),
+    options = {
+        "beta": settings.take("beta"),
+        "n_iterations": settings.take("K"),
+        "tau": settings.take("tau"),
+        "eps": settings.take("eps"),
+    }
+    transform = scale_by_sinkhorn_momentum(**options)
+    learn = sinkhorn_momentum(
+        settings.take("lr"), gamma=settings.take("gamma"), **options
     )
     settings.take("update", default=_UPDATE, one_of=(_UPDATE,))
     _check_description(case)

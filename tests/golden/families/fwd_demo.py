@@ -11,6 +11,7 @@ from memjax.ops.ngram_hash import host_ngram_rows
 from memjax.ops.short_conv import short_conv
 from tests.golden.case import Case
 from tests.golden.families.fwd import compare, dtypes_of
+from tests.golden.families.hash_ids import compressed_pad_id
 from tests.golden.families.layout import layouts_of
 
 _WEIGHTS = (
@@ -87,9 +88,8 @@ def run(case: Case) -> None:
 
 def _rows(case: Case) -> tuple[np.ndarray, int]:
     settings, data = case.settings, case.data
-    pad_id = settings.take("pad_id")
-    at_pad = data["compressed_ids"][data["input_ids"] == pad_id]
-    pad_id = int(at_pad[0]) if at_pad.size else pad_id
+    ids = {"raw": data["input_ids"], "compressed": data["compressed_ids"]}
+    pad_id = compressed_pad_id(ids, settings.take("pad_id"))
     layout = layouts_of(settings, settings.take("vocab"), pad_id)[
         settings.take("layer")
     ]

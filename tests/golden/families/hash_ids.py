@@ -111,11 +111,23 @@ def _packed(
     }
 
 
+def compressed_pad_id(data: Mapping[str, Any], pad_id: int) -> int:
+    """What the raw padding id became where a sequence holds it, or else itself."""
+    for key in data:
+        compressed = key.replace("raw", "compressed", 1)
+        if key.startswith("raw") and compressed in data:
+            found = data[compressed][data[key] == pad_id]
+            if found.size:
+                return int(found[0])
+    return pad_id
+
+
 def _vocabularies(case: Case) -> tuple[list[int], int]:
     """Vocabulary size and compressed padding id, of the case or of its layout.
 
     Cases in the demo's spelling leave the size to the layout case of the same
-    configuration; without one, any size recorded in the folder may be meant.
+    configuration; without one, any size recorded in the folder may be meant, and the
+    padding id is compressed as where it occurs among the ids.
     """
     settings = case.settings
     own = vocab_size_of(settings.values)
@@ -128,7 +140,8 @@ def _vocabularies(case: Case) -> tuple[list[int], int]:
     elif same:
         pad_id = same[0].data["pad_compressed_id"]
     else:
-        pad_id = settings.take("pad_id" if "pad_id" in settings else "engram_pad_id")
+        raw = settings.take("pad_id" if "pad_id" in settings else "engram_pad_id")
+        pad_id = compressed_pad_id(case.data, raw)
     if own is not None:
         return [own], pad_id
     recorded = {
