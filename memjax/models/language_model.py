@@ -156,9 +156,8 @@ class LanguageModel(nn.Module):
         config = self.config
         block = Block
         if config.remat:
-            block = nn.remat(
-                block, static_argnums=(5, 6), prevent_cse=length == 1 or memory is None
-            )
+            # Inside a scan the compiler cannot undo it, and guarding costs time.
+            block = nn.remat(block, static_argnums=(5, 6), prevent_cse=length == 1)
         options = {
             "n_heads": config.n_heads,
             "n_kv_heads": config.n_kv_heads,

@@ -5,7 +5,7 @@ Why: groups follow from the model, so a model without memory has no empty group.
 When not: renaming groups is the user's label rules, in the optimizer's config.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -63,10 +63,6 @@ class ModelCost:
     table_bytes: int
     flops_per_token: int
     table_bytes_per_token: int
-
-    def as_dict(self) -> dict[str, int]:
-        """The fields as plain data."""
-        return asdict(self)
 
 
 def cost(config: ModelConfig, context: int) -> ModelCost:

@@ -23,22 +23,6 @@ GroupNorms = Callable[[Any], dict[str, jax.Array]]
 Step = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
 
 
-def norms_by_label(labels: Any) -> GroupNorms:
-    """A function tree -> {label: l2 norm, float32} for a tree of string labels."""
-
-    def norms(tree: Any) -> dict[str, jax.Array]:
-        squares: dict[str, jax.Array] = {}
-
-        def add(label: str, leaf: jax.Array) -> None:
-            total = jnp.sum(jnp.square(leaf.astype(jnp.float32)))
-            squares[label] = squares.get(label, jnp.zeros((), jnp.float32)) + total
-
-        jax.tree.map(add, labels, tree)
-        return {label: jnp.sqrt(total) for label, total in sorted(squares.items())}
-
-    return norms
-
-
 def _micro_batches(batch: Any, n: int, mesh: Mesh | None) -> Any:
     """Rows i, n + i, 2n + i, ... become micro-batch i, so no row changes its device."""
 
