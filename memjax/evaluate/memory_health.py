@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.experimental import multihost_utils
 
 from memjax.layers.record import METRICS
 from memjax.models.config import ModelConfig
@@ -161,7 +162,7 @@ def make_health(
             )
         ]
         found["memory_share"] = sum(n for n, t in sizes if t) / sum(n for n, _ in sizes)
-        tokens, segments = np.asarray(batch["tokens"]), np.asarray(batch["segments"])
+        tokens, segments = _whole(batch["tokens"]), _whole(batch["segments"])
         for layer, layout in layouts(config).items():
             rows_BTC = host_ngram_rows(tokens, layout, segments_BT=segments)
             measured = usage(rows_BTC[segments > 0], layout.n_rows)
@@ -170,6 +171,13 @@ def make_health(
         return found
 
     return health
+
+
+def _whole(array: Any) -> np.ndarray:
+    """All rows on the host; a collective call when other processes hold some."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    return np.asarray(array)
 
 
 def _layer(module: str, config: ModelConfig) -> int:
