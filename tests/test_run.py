@@ -137,9 +137,7 @@ def test_the_bits_per_byte_are_those_of_a_plain_loop(trained, experiment):
     """One document at a time, one window, no batching: the same sum of bits."""
     folder, result = trained
     parts, params, _ = load_run(folder)
-    store = prepare(experiment.data).store(
-        experiment.data.corpora[0].name, "valid"
-    )
+    store = prepare(experiment.data).store(experiment.data.corpora[0].name, "valid")
     nats, n_bytes = 0.0, 0
     for document in store:
         ids = np.concatenate([[256], np.asarray(document)]).astype(np.int32)
@@ -237,6 +235,21 @@ def test_a_frozen_memory_does_not_move(experiment, tmp_path):
     for name in table:
         params, fresh = params[name], fresh[name]
     np.testing.assert_array_equal(params, fresh)
+
+
+def test_the_decay_of_the_average_reaches_its_update(experiment):
+    def after_one_step(decay):
+        parts = build.Parts(override(experiment, [("optim.ema_decay", decay)]))
+        if parts.ema is None:
+            return None
+        old = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), parts.abstract)
+        new = jax.tree.map(np.ones_like, old)
+        average = parts.ema.update(parts.ema.init(old), new, 1000)
+        return {float(x.flat[0]) for x in map(np.asarray, jax.tree.leaves(average))}
+
+    assert after_one_step(0.75) == {0.25}
+    assert after_one_step(0.5) == {0.5}
+    assert after_one_step(None) is None
 
 
 def test_an_unwritable_run_folder_is_one_line(experiment, tmp_path):

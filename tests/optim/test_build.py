@@ -1,6 +1,6 @@
 """The optimizer built from settings: groups, decay, clipping, frozen parameters."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import jax
 import jax.numpy as jnp
@@ -64,37 +64,64 @@ DENSE = {"block/kernel", "block/gain", "embed"}
 ADAM_TABLE = {"table_optimizer": "adam"}
 
 
+CHANGES = [
+    ({}, {"optimizer": "muon"}, {"block/kernel"}),
+    ({}, {"learning_rate": 0.1}, DENSE),
+    ({}, {"betas": (0.5, 0.95)}, DENSE),
+    ({}, {"eps": 0.1}, DENSE),
+    ({}, {"weight_decay": 0.5}, {"block/kernel"}),
+    ({}, {"embedding_weight_decay": 0.5}, {"embed"}),
+    ({"optimizer": "muon"}, {"muon_momentum": 0.5}, {"block/kernel"}),
+    ({"optimizer": "muon"}, {"muon_rms": None}, {"block/kernel"}),
+    ({"optimizer": "muon"}, {"weight_decay": 0.5}, {"block/kernel"}),
+    ({"eps": 0.1}, {"clip_norm": 0.01}, DENSE),
+    ({}, {"schedule": "cosine"}, DENSE | {"table"}),
+    ({}, {"warmup_steps": 5}, DENSE | {"table"}),
+    ({}, {"table_optimizer": "adam"}, {"table"}),
+    ({}, {"table_optimizer": "adagrad"}, {"table"}),
+    ({}, {"table_optimizer": "sgd"}, {"table"}),
+    ({}, {"table_learning_rate": 0.5}, {"table"}),
+    (ADAM_TABLE, {"table_betas": (0.5, 0.999)}, {"table"}),
+    ({"table_optimizer": "sgd"}, {"table_clip_norm": 0.01}, {"table"}),
+    ({}, {"embedding": "sinkhorn_momentum"}, {"embed"}),
+    ({}, {"embedding_learning_rate": 0.5}, {"embed"}),
+]
+SINKHORN_CHANGES = {
+    "beta": 0.5,
+    "n_iterations": 1,
+    "tau": 0.9,
+    "eps": 1.0,
+    "gamma": 0.5,
+    "norm": "l1",
+}
+
+
 @pytest.mark.parametrize(
     "base, change, moved",
-    [
-        ({}, {"optimizer": "muon"}, {"block/kernel"}),
-        ({}, {"learning_rate": 0.1}, DENSE),
-        ({}, {"betas": (0.5, 0.95)}, DENSE),
-        ({}, {"eps": 0.1}, DENSE),
-        ({}, {"weight_decay": 0.5}, {"block/kernel"}),
-        ({}, {"embedding_weight_decay": 0.5}, {"embed"}),
-        ({"optimizer": "muon"}, {"muon_momentum": 0.5}, {"block/kernel"}),
-        ({"optimizer": "muon"}, {"muon_rms": None}, {"block/kernel"}),
-        ({"optimizer": "muon"}, {"weight_decay": 0.5}, {"block/kernel"}),
-        ({"eps": 0.1}, {"clip_norm": 0.01}, DENSE),
-        ({}, {"schedule": "cosine"}, DENSE | {"table"}),
-        ({}, {"warmup_steps": 5}, DENSE | {"table"}),
-        ({}, {"table_optimizer": "adam"}, {"table"}),
-        ({}, {"table_optimizer": "adagrad"}, {"table"}),
-        ({}, {"table_optimizer": "sgd"}, {"table"}),
-        ({}, {"table_learning_rate": 0.5}, {"table"}),
-        (ADAM_TABLE, {"table_betas": (0.5, 0.999)}, {"table"}),
-        ({"table_optimizer": "sgd"}, {"table_clip_norm": 0.01}, {"table"}),
-        ({}, {"sinkhorn": SinkhornConfig(n_iterations=1)}, {"table"}),
-        ({}, {"embedding": "sinkhorn_momentum"}, {"embed"}),
-        ({}, {"embedding_learning_rate": 0.5}, {"embed"}),
-    ],
+    CHANGES,
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )
 def test_every_setting_moves_exactly_its_group(base, change, moved):
     config = replace(CONSTANT, **base)
     got = changed(updates_of(config), updates_of(replace(config, **change)))
     assert got == moved
+
+
+@pytest.mark.parametrize("field", SINKHORN_CHANGES)
+def test_every_sinkhorn_setting_reaches_tables_and_embedding(field):
+    config = replace(CONSTANT, embedding="sinkhorn_momentum")
+    settings = replace(config.sinkhorn, **{field: SINKHORN_CHANGES[field]})
+    got = changed(updates_of(config), updates_of(replace(config, sinkhorn=settings)))
+    assert got == {"embed", "table"}
+
+
+def test_the_lists_of_settings_are_complete():
+    assert {f.name for f in fields(SinkhornConfig)} == set(SINKHORN_CHANGES)
+    changes = {name for _, change, _ in CHANGES for name in change}
+    # The two that shape schedules and the sinkhorn settings have tests of their own
+    # here, the two others in test_ema.py, test_labels.py and test_run.py.
+    elsewhere = {"end_frac", "decay_frac", "sinkhorn", "ema_decay", "label_rules"}
+    assert {f.name for f in fields(OptimConfig)} == changes | elsewhere
 
 
 @pytest.mark.parametrize("field", ["end_frac", "decay_frac"])
