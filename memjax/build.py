@@ -23,6 +23,7 @@ from memjax.evaluate.bits_per_byte import make_scorer, score, token_nats
 from memjax.experiment import Experiment
 from memjax.models.language_model import LanguageModel, layouts
 from memjax.models.parameters import abstract_params, cost, labels
+from memjax.optim.build import build_optimizer
 from memjax.optim.ema import ema_params, init_ema, update_ema
 from memjax.optim.labels import apply_label_rules
 from memjax.parallel.mesh import data_reader, global_batch
@@ -138,13 +139,18 @@ def describe(experiment: Experiment) -> dict[str, Any]:
 def check_memory(experiment: Experiment) -> None:
     """Raise ConfigError when parameters, gradients and momenta cannot fit in memory.
 
-    Counted: each parameter, its gradient, one float32 momentum for tables, two for
-    the rest; against the memory of a device, or of this machine for a CPU. Only what
-    is certain not to fit is refused; activations are not counted.
+    Counted: each parameter, its gradient and the optimizer's state; against the memory
+    of a device, or of this machine for a CPU. Only what is certain not to fit is
+    refused; activations are not counted.
     """
+    parts = Parts(experiment)
     sizes = cost(experiment.model, experiment.data.context)
+    transform = build_optimizer(
+        experiment.optim, parts.labels, experiment.train.n_steps
+    )
+    state = jax.tree.leaves(jax.eval_shape(transform.init, parts.abstract))
     needed = 2 * (sizes.table_bytes + sizes.dense_bytes)
-    needed += 4 * sizes.table_params + 8 * sizes.dense_params
+    needed += sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in state)
     available = _memory_bytes()
     if available is not None and needed > available:
         raise ConfigError(

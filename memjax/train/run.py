@@ -48,6 +48,8 @@ class Run:
         self.clock = Clock(progress.get("train_s", 0.0))
         self.eval_step: int | None = progress.get("eval_step")
         self.last_eval: dict[str, float] | None = progress.get("eval")
+        if progress.get("max_eval_batches") != config.max_eval_batches:
+            self.last_eval = None  # another part of the data was scored
         self._rate = learning_rate
         self._bytes_per_token = bytes_per_token
         self._hooks: list[Hook] = []
@@ -82,6 +84,7 @@ class Run:
             "train_s": self.clock.train_s,
             "eval_step": self.eval_step,
             "eval": self.last_eval,
+            "max_eval_batches": self.config.max_eval_batches,
         }
 
     @contextlib.contextmanager

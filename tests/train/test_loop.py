@@ -167,6 +167,14 @@ def test_a_finished_run_is_finished(tmp_path, whole):
         )
 
 
+def test_a_partial_evaluation_is_not_the_final_one_of_a_rerun(tmp_path):
+    options = {"n_steps": 2, "eval_every": 1}
+    first = toy.toy_fit(tmp_path, max_eval_batches=1, **options)
+    assert records_of(tmp_path, "eval")[-1]["n_batches"] == 1
+    again = toy.toy_fit(tmp_path, max_eval_batches=None, **options)
+    assert again.final == first.final and again.final["n_batches"] == 2
+
+
 def test_evaluations_use_the_average(tmp_path):
     ema = Ema(
         init=lambda params: jax.tree.map(jnp.zeros_like, params),
