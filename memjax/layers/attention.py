@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from memjax.layers.precision import Dtypes
+from memjax.layers.projection import projection
 
 
 def rope(x_BTAC: Array, positions_BT: Array, theta: float) -> Array:
@@ -62,20 +63,8 @@ class Attention(nn.Module):
         n_batch, n_tokens, d_model = h_BTD.shape
         width = d_model // self.n_heads
 
-        def dense(name: str, features: int, scale: float = 1.0) -> nn.Dense:
-            return nn.Dense(
-                features,
-                use_bias=False,
-                name=name,
-                dtype=self.dtypes.compute,
-                param_dtype=self.dtypes.params,
-                kernel_init=nn.initializers.variance_scaling(
-                    scale**2, "fan_in", "truncated_normal"
-                ),
-            )
-
         def heads(name: str, count: int) -> Array:
-            flat = dense(name, count * width)(h_BTD)
+            flat = projection(name, count * width, self.dtypes)(h_BTD)
             return flat.reshape(n_batch, n_tokens, count, width)
 
         q_BTAC = rope(heads("query", self.n_heads), positions_BT, self.rope_theta)
@@ -90,6 +79,6 @@ class Attention(nn.Module):
             is_causal=True,
             local_window_size=None if self.window is None else (self.window - 1, 0),
         )
-        return dense("out", d_model, self.out_scale)(
+        return projection("out", d_model, self.dtypes, scale=self.out_scale)(
             out_BTAC.reshape(n_batch, n_tokens, d_model)
         )

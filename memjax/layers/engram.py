@@ -19,6 +19,7 @@ from memjax.errors import ConfigError
 from memjax.layers.memory import MemoryConfig
 from memjax.layers.norm import RMSNorm
 from memjax.layers.precision import Dtypes
+from memjax.layers.projection import projection
 from memjax.layers.record import record
 from memjax.ops.gates import GATE_KINDS, combine, gate_of
 from memjax.ops.short_conv import short_conv
@@ -232,19 +233,9 @@ class Engram(nn.Module):
             return gate_BTM * keep_B11
         return gate_BTM
 
-    def _projection(self, name: str, features: int, use_bias: bool) -> nn.Dense:
-        return nn.Dense(
-            features,
-            use_bias=use_bias,
-            name=name,
-            dtype=self.dtypes.compute,
-            param_dtype=self.dtypes.params,
-        )
-
     def _dense(self, h_BTMD: Array) -> Array:
-        return self._projection("dense", h_BTMD.shape[-1], False)(
-            h_BTMD.astype(self.dtypes.compute)
-        )
+        dense = projection("dense", h_BTMD.shape[-1], self.dtypes)
+        return dense(h_BTMD.astype(self.dtypes.compute))
 
     def _norm(self, name: str, eps: float) -> RMSNorm:
         return RMSNorm(
@@ -257,10 +248,10 @@ class Engram(nn.Module):
 
     def _demo(self, h_BTMD: Array, e_BTE: Array) -> tuple[Array, Array]:
         d_model, acc = h_BTMD.shape[-1], self.dtypes.accumulation
-        value_BTD = self._projection("value", d_model, True)(e_BTE)
+        value_BTD = projection("value", d_model, self.dtypes, use_bias=True)(e_BTE)
         key_BTMD = jnp.stack(
             [
-                self._projection(f"key_{m}", d_model, True)(e_BTE)
+                projection(f"key_{m}", d_model, self.dtypes, use_bias=True)(e_BTE)
                 for m in range(self.config.n_branches)
             ],
             axis=2,
@@ -272,7 +263,7 @@ class Engram(nn.Module):
     def _v41(self, h_BTMD: Array, e_BTE: Array) -> tuple[Array, Array]:
         n_branches, d_model = h_BTMD.shape[-2:]
         acc, eps = self.dtypes.accumulation, self.config.norm_eps
-        kv_BTE = self._projection("kv", (n_branches + 1) * d_model, False)(e_BTE)
+        kv_BTE = projection("kv", (n_branches + 1) * d_model, self.dtypes)(e_BTE)
         split = n_branches * d_model
         key_BTMD = kv_BTE[..., :split].reshape(h_BTMD.shape).astype(acc)
         gains_MD = jnp.ones((n_branches, d_model), acc)

@@ -9,6 +9,7 @@ import flax.linen as nn
 from jax import Array
 
 from memjax.layers.precision import Dtypes
+from memjax.layers.projection import projection
 
 
 class FeedForward(nn.Module):
@@ -26,17 +27,7 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, h: Array) -> Array:
-        def dense(name: str, width: int, scale: float = 1.0) -> nn.Dense:
-            return nn.Dense(
-                width,
-                use_bias=False,
-                name=name,
-                dtype=self.dtypes.compute,
-                param_dtype=self.dtypes.params,
-                kernel_init=nn.initializers.variance_scaling(
-                    scale**2, "fan_in", "truncated_normal"
-                ),
-            )
-
-        inner = nn.silu(dense("gate", self.d_ff)(h)) * dense("up", self.d_ff)(h)
-        return dense("out", h.shape[-1], self.out_scale)(inner)
+        gate = projection("gate", self.d_ff, self.dtypes)(h)
+        inner = nn.silu(gate) * projection("up", self.d_ff, self.dtypes)(h)
+        out = projection("out", h.shape[-1], self.dtypes, scale=self.out_scale)
+        return out(inner)
