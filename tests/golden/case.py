@@ -29,7 +29,8 @@ class Manifest:
 
     def case(self, name: str) -> "Case":
         entry = self.entries[name]
-        return Case(self, name, entry["family"], Settings(dict(entry["settings"])))
+        settings = Settings(dict(entry.get("settings", {})))
+        return Case(self, name, entry.get("family", ""), settings)
 
     def cases(self) -> list["Case"]:
         return [self.case(name) for name in self.entries]

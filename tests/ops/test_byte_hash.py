@@ -99,6 +99,15 @@ def test_p09_packed_documents_hash_as_they_would_alone() -> None:
     assert (packed[2, 1:] != host_byte_fnv(data, _ORDERS)[2, 1:]).all()
 
 
+def test_columns_stand_in_the_order_of_the_lengths() -> None:
+    data = np.arange(12, dtype=np.uint8).reshape(2, 6)
+    up, down = (host_byte_fnv(data, orders) for orders in ((2, 5), (5, 2)))
+    np.testing.assert_array_equal(up, down[..., ::-1])
+    rows = byte_fnv_rows(data, (5, 2), (7, 11))
+    np.testing.assert_array_equal(rows, host_byte_fnv_rows(data, (5, 2), (7, 11)))
+    assert (np.asarray(rows[..., 1]) >= 7).all()
+
+
 def test_a_window_without_bytes_is_the_basis() -> None:
     nothing = host_byte_fnv(np.array([DEAD]), (2,))
     assert nothing[0, 0] == FNV_BASES["dormouse"]
@@ -124,7 +133,7 @@ def test_p06_a_value_that_is_no_byte_is_an_error_or_marked() -> None:
     ("orders", "slots", "basis", "message"),
     [
         ((), (), "standard", "orders"),
-        ((3, 2), (5, 5), "standard", "orders"),
+        ((2, 2), (5, 5), "standard", "orders"),
         ((0,), (5,), "standard", "orders"),
         ((2,), (5,), "other", "basis = 'other'.*dormouse.*standard"),
         ((2, 3), (5,), "standard", "n_slots.*2 sizes"),
