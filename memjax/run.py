@@ -28,8 +28,13 @@ from memjax.optim.labels import group_norms
 from memjax.parallel.mesh import data_reader, make_mesh, replicated
 from memjax.train.checkpoint import restore_params
 from memjax.train.config import RESUMABLE_FIELDS
-from memjax.train.loop import CHECKPOINT_FOLDER, fit
-from memjax.train.run_folder import CONFIG_FILE, open_run_folder, write_result
+from memjax.train.loop import fit
+from memjax.train.run_folder import (
+    CHECKPOINT_FOLDER,
+    CONFIG_FILE,
+    open_run_folder,
+    write_result,
+)
 
 # What a rerun in the same folder may change: it alters no number of the run. The mesh
 # is not among them, since sums over devices round differently.
@@ -64,25 +69,31 @@ def train(
     check_memory(experiment)
     parts = Parts(experiment)
     config, data = experiment.train, experiment.data
-    folder = open_run_folder(
-        run_dir, config=to_dict(experiment), changes=changes, may_change=MAY_CHANGE
-    )
     mesh = make_mesh(experiment.mesh)
     prepared = prepare(data)
     reader, n_readers = data_reader(mesh)
     evaluator = Evaluator(parts, "valid", mesh, prepared)
     rates = schedules(experiment.optim, config.n_steps)
+    transform = build_optimizer(experiment.optim, parts.labels, config.n_steps)
     health = make_health(experiment.model, parts.loss)
     with train_batches(
         data, reader=reader, n_readers=n_readers, prepared=prepared
     ) as batches:
+        # Last, so that an error above leaves no folder in the way of the next try.
+        folder = open_run_folder(
+            run_dir,
+            config=to_dict(experiment),
+            changes=changes,
+            may_change=MAY_CHANGE,
+            n_steps=config.n_steps,
+        )
         result = fit(
             config,
             run_dir=folder,
             mesh=mesh,
             init_params=parts.init_params,
             loss_fn=parts.loss,
-            transform=build_optimizer(experiment.optim, parts.labels, config.n_steps),
+            transform=transform,
             batches=batches,
             eval_fn=evaluator,
             learning_rate=lambda step: {

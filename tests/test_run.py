@@ -23,7 +23,7 @@ from memjax import build
 from memjax.data.config import CorpusConfig, DataConfig
 from memjax.data.pipeline import prepare
 from memjax.data.prepare import prepare_text
-from memjax.errors import CheckpointError, ConfigError, TrainingError
+from memjax.errors import CheckpointError, ConfigError, DataError, TrainingError
 from memjax.experiment import Experiment, override, save
 from memjax.layers.engram import EngramConfig
 from memjax.models.config import ModelConfig
@@ -220,6 +220,17 @@ def test_a_label_rule_that_matches_nothing_stops_before_anything_is_written(
     )
     with pytest.raises(ConfigError, match="no_such_layer"):
         train(wrong, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("data.corpora.0.name", "no_such_corpus"), ("data.batch_size", 80_000)],
+)
+def test_data_that_cannot_be_read_leaves_no_folder(experiment, tmp_path, field, value):
+    """The mended command would otherwise be refused as another config."""
+    with pytest.raises((ConfigError, DataError), match=str(value)):
+        train(override(experiment, [(field, value)]), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -7,8 +7,10 @@ sweeps and saved configs, strict types, one-line errors. tyro would turn a list 
 different memory configs into subcommands and print its errors as boxes.
 """
 
+import contextlib
 import dataclasses
 import difflib
+import io
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
@@ -36,8 +38,40 @@ class UsageError(MemjaxError):
 
 
 def parse(cls: type[Command], argv: Sequence[str], name: str) -> Command:
-    """A command without overrides; tyro prints help and mistakes, and exits."""
-    return tyro.cli(cls, args=list(argv), prog=f"memjax {name}")
+    """A command without overrides; `--help` prints and exits with 0.
+
+    Raises UsageError, one line, for what tyro would print as a box.
+    """
+    stderr = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(stderr):
+            return tyro.cli(cls, args=list(argv), prog=f"memjax {name}")
+    except SystemExit as stop:
+        if stop.code in (None, 0):
+            raise
+        complaint = _without_box(stderr.getvalue())
+        raise UsageError(f"{complaint} (see memjax {name} --help)") from None
+
+
+def _without_box(text: str) -> str:
+    """The complaint inside a box of tyro's, and the option it thinks was meant.
+
+    A box is a title, the complaint, and hints; rules part them, and whether there are
+    borders depends on the terminal.
+    """
+    lines = [line.strip("\u2502| ") for line in text.splitlines()]
+    parts: list[list[str]] = [[]]
+    for line in [line for line in lines if line][1:]:
+        if set(line) <= set("\u2500-\u2570\u256f+"):
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    said, *others = [part for part in parts if part] or [["wrong usage"]]
+    complaint = " ".join(said).rstrip(".")
+    for title, *hints in others:
+        if title.startswith("Perhaps you meant") and hints:
+            complaint += f"; did you mean {hints[0]}?"
+    return complaint
 
 
 def parse_with_overrides(

@@ -22,6 +22,7 @@ from memjax.cli.arguments import (
 from memjax.cli.table import rows_of
 from memjax.cli.target import SweepTarget, resolve, resolve_sweep
 from memjax.errors import CheckpointError
+from memjax.experiment import config_hash, load_experiment
 from memjax.experiment.cells import RESULT_FILE, read_result
 from memjax.experiment.definition import CONFIG_FILE, write_json
 from memjax.report.results import results_table
@@ -96,6 +97,12 @@ def score(run_dir: Path, split: str, *, again: bool = False) -> dict[str, Any]:
         if result is None or "config_hash" not in result:
             raise CheckpointError(
                 f"{run_dir} has no {RESULT_FILE}: only finished runs are scored on test"
+            )
+        config = load_experiment(run_dir).experiment
+        if result["config_hash"] != config_hash(config):
+            raise CheckpointError(
+                f"{run_dir} went on after its {RESULT_FILE} and has not reached step "
+                f"{config.train.n_steps}: only finished runs are scored on test"
             )
         if "test_bpb" in result and not again:
             print(f"{run_dir}: test was scored {result['test_scored'][-1]}")

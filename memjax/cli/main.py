@@ -75,6 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `memjax table FILE | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk, a file in the way of a folder
+        if traceback or error.filename is None:
+            raise
+        return _complain(f"{error.filename}: {error.strerror}", 1)
 
 
 def _complain(message: str, code: int) -> int:

@@ -48,10 +48,13 @@ def run(argv: Sequence[str]) -> int:
     command = parse(Prepare, argv, "prepare")
     if not command.sources:
         raise UsageError("name a corpus, an experiment file, or text files with --out")
+    _check_options(command)
     if command.out is not None:
         return _prepare_text(command, command.out)
     from memjax.data.config import CorpusConfig, DataConfig
+    from memjax.data.folder import open_split
     from memjax.data.prepared import prepare
+    from memjax.data.recipe import SPLITS
     from memjax.experiment import load_experiment
 
     if any(source.endswith((".py", ".json")) for source in command.sources):
@@ -59,6 +62,8 @@ def run(argv: Sequence[str]) -> int:
             raise UsageError("one experiment file, or corpus names, not both")
         file = next(iter(command.sources))
         config = load_experiment(file).experiment.data
+        if command.tokenizer not in ("bytes", config.tokenizer):
+            raise UsageError(f"--tokenizer is not for {file}: the file names its own")
         if command.cache_dir is not None:
             config = replace(config, cache_dir=command.cache_dir)
     else:
@@ -70,8 +75,21 @@ def run(argv: Sequence[str]) -> int:
             cache_dir=command.cache_dir,
         )
     for part in prepare(config, progress=print).parts:
+        for split in SPLITS:
+            open_split(part.folder, split)  # checks the hashes of what was found
         print(f"{part.name}: {part.folder}")
     return 0
+
+
+def _check_options(command: Prepare) -> None:
+    """UsageError for an option that would be ignored."""
+    own = command.out is not None
+    names = ("cache_dir",) if own else ("documents", "errors", "text_field")
+    for name in names:
+        if getattr(command, name) != getattr(Prepare, name):
+            option = name.replace("_", "-")
+            where = "corpora" if own else "text of your own, with --out"
+            raise UsageError(f"--{option} is only for {where}")
 
 
 def _prepare_text(command: Prepare, out: str) -> int:

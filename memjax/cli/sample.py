@@ -5,6 +5,7 @@ Why: a look says in seconds what a number hides.
 When not: measuring; that is `memjax eval`.
 """
 
+import os
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
     from memjax.train.noise import quiet_libraries
 
     quiet_libraries()
-    prompt = command.prompt.encode()
+    prompt = os.fsencode(command.prompt)  # the bytes as typed, UTF-8 or not
     text = sample(
         target.run_dir,
         prompt,

@@ -56,7 +56,7 @@ def resolve(
     experiment = shrink(loaded.experiment) if debug else loaded.experiment
     experiment = override(experiment, overrides).validate()
     if run_dir is not None:
-        folder = Path(run_dir)
+        folder = _folder(run_dir)
     elif loaded.path.name == CONFIG_FILE and not debug:
         folder = loaded.path.parent
     else:
@@ -103,6 +103,13 @@ def resolve_sweep(
         return override(experiment, overrides)
 
     name = loaded.experiment.name + ("-debug" if debug else "")
-    root = RUNS / name if run_dir is None else Path(run_dir)
+    root = RUNS / name if run_dir is None else _folder(run_dir)
     cells = plan_cells(loaded.experiment, loaded.sweep, root, finish=finish)
     return SweepTarget(loaded=loaded, root=root, cells=cells)
+
+
+def _folder(run_dir: str) -> Path:
+    """An empty text is a shell variable that is not set, never the folder here."""
+    if not run_dir.strip():
+        raise ConfigError("run-dir", run_dir, "the name of a folder")
+    return Path(run_dir)

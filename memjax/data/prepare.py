@@ -69,7 +69,7 @@ def _check_same(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     for field, value in wanted.items():
         if about.get(field) != value:
             raise DataError(
-                f"{folder} was prepared with another {field}; choose another folder, "
+                f"{folder} was prepared with different {field}; choose another folder, "
                 "or delete it"
             )
     return about

@@ -42,6 +42,11 @@ class Prepared:
         raise ConfigError("part", name, f"one of {known}")
 
 
+def _is_folder(name: str) -> bool:
+    known = name in CORPORA or name in MIXTURES
+    return not known and is_prepared(Path(name).expanduser())
+
+
 def prepare(config: DataConfig, *, progress: Progress | None = None) -> Prepared:
     """Find every corpus of a config, building what is not in the cache.
 
@@ -57,10 +62,13 @@ def prepare(config: DataConfig, *, progress: Progress | None = None) -> Prepared
             a cache that cannot be written.
     """
     tokenizer = load_tokenizer(config.tokenizer)
+    recipes = [corpus for corpus in config.corpora if not _is_folder(corpus.name)]
+    for corpus in recipes:  # every name is known before the first is built
+        corpus_parts(corpus.name)
     parts: list[Part] = []
     for corpus in config.corpora:
         path = Path(corpus.name).expanduser()
-        if corpus.name in CORPORA or corpus.name in MIXTURES or not is_prepared(path):
+        if corpus in recipes:
             found = {
                 name: cached_corpus(name, tokenizer, config.cache_dir, progress)
                 for name in corpus_parts(corpus.name)

@@ -186,7 +186,7 @@ class _Reader:
             where = f"{self._file.path} line {number}"
             try:
                 record = json.loads(self._decode(line, offset))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{where} is no JSON: {error}") from None
             text = record.get(self._field) if isinstance(record, dict) else None
             if not isinstance(text, str):

@@ -48,15 +48,21 @@ class Planned:
 def read_result(run_dir: Path) -> dict[str, Any] | None:
     """The result file of a run folder; None when the run has not finished.
 
-    Raises DataError for a file that is not JSON.
+    Raises DataError for a file that is no JSON object.
     """
     path = Path(run_dir) / RESULT_FILE
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(result, dict):
+            raise ValueError("not a JSON object")
+        return result
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(
+            f"{path} cannot be read: {error}; delete it, and `memjax train` of the run "
+            "writes it anew"
+        ) from error
 
 
 def plan_cells(

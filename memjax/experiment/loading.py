@@ -129,7 +129,7 @@ def _guarded(run: Callable[[], Any], path: Path) -> Any:
         return run()
     except MemjaxError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = [
             frame.lineno
             for frame in traceback.extract_tb(error.__traceback__)

@@ -73,7 +73,8 @@ def explain(hint: Any) -> str:
             explain(element) for element in elements
         )
     if is_config(hint):
-        return f"a {kind_of(hint)} config"
+        kind = kind_of(hint)
+        return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} config"
     names = {int: "a whole number", float: "a number", bool: "true or false"}
     return names.get(hint, "a text" if hint is str else str(hint))
 

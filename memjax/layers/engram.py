@@ -85,9 +85,13 @@ class EngramConfig(MemoryConfig):
                 raise ConfigError(
                     f"memories.{field}", getattr(self, field), f"one of {allowed}"
                 )
+        if not isinstance(self.orders, tuple):
+            raise ConfigError("memories.orders", self.orders, "a tuple such as (2, 3)")
         if list(self.orders) != sorted(set(self.orders)) or not self.orders:
             raise ConfigError("memories.orders", self.orders, "ascending orders")
         sizes = self.rows_per_head
+        if not isinstance(sizes, int | tuple):
+            raise ConfigError("memories.rows_per_head", sizes, "an integer, or a tuple")
         if isinstance(sizes, tuple) and len(sizes) != len(self.orders):
             raise ConfigError(
                 "memories.rows_per_head",
@@ -100,16 +104,15 @@ class EngramConfig(MemoryConfig):
             ("kernel_size", 0),
             ("n_branches", 1),
         ):
-            if getattr(self, field) < least:
-                raise ConfigError(
-                    f"memories.{field}", getattr(self, field), f"an integer >= {least}"
-                )
+            value = getattr(self, field)
+            if not isinstance(value, int) or value < least:
+                raise ConfigError(f"memories.{field}", value, f"an integer >= {least}")
         if self.dilation is not None and self.dilation < 1:
             raise ConfigError("memories.dilation", self.dilation, "None or >= 1")
         for field in ("norm_eps", "conv_norm_eps", "table_std"):
-            if getattr(self, field) < 0:
+            if not 0 <= getattr(self, field) < float("inf"):
                 raise ConfigError(
-                    f"memories.{field}", getattr(self, field), "a number >= 0"
+                    f"memories.{field}", getattr(self, field), "a finite number >= 0"
                 )
 
     @property

@@ -29,6 +29,8 @@ class MemoryConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.layers, tuple):
+            raise ConfigError("memories.layers", self.layers, "a tuple such as (1,)")
         if not self.layers or list(self.layers) != sorted(set(self.layers)):
             raise ConfigError(
                 "memories.layers", self.layers, "ascending distinct layer indices"

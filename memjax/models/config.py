@@ -67,8 +67,11 @@ class ModelConfig:
             "n_kv_heads",
             "d_ff",
         ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.{name}", getattr(self, name), "at least 1")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(
+                    f"model.{name}", value, "a whole number of at least 1"
+                )
         if self.d_model % self.n_heads or (self.d_model // self.n_heads) % 2:
             raise ConfigError(
                 "model.n_heads",
@@ -85,9 +88,9 @@ class ModelConfig:
             raise ConfigError("model.window", self.window, "None or at least 1")
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError("model.dropout", self.dropout, "0 <= dropout < 1")
-        if self.rope_theta <= 0 or self.norm_eps <= 0:
-            name = "rope_theta" if self.rope_theta <= 0 else "norm_eps"
-            raise ConfigError(f"model.{name}", getattr(self, name), "a number > 0")
+        for name in ("rope_theta", "norm_eps"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"model.{name}", getattr(self, name), "a number > 0")
         if self.arrangement not in ARRANGEMENTS:
             raise ConfigError(
                 "model.arrangement", self.arrangement, f"one of {ARRANGEMENTS}"
@@ -99,6 +102,10 @@ class ModelConfig:
         self._check_memories()
 
     def _check_memories(self) -> None:
+        if not isinstance(self.memories, tuple):
+            raise ConfigError(
+                "model.memories", self.memories, "a tuple of memory configs"
+            )
         taken: set[int] = set()
         for i, memory in enumerate(self.memories):
             path = f"model.memories.{i}"

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from memjax.errors import ConfigError
 from memjax.layers.block import Block
 from memjax.layers.engram import Engram, EngramConfig
 from memjax.layers.norm import RMSNorm
@@ -20,6 +21,9 @@ from memjax.layers.precision import Dtypes
 from memjax.layers.record import METRICS
 from memjax.models.config import ModelConfig
 from memjax.ops.ngram_hash import NgramLayout, ngram_layouts, ngram_rows
+
+# Config fields that the layout knows by another name.
+_FIELDS = {"seed": "hash_seed", "layer_ids": "layers"}
 
 
 @lru_cache(maxsize=64)
@@ -29,17 +33,22 @@ def layouts(config: ModelConfig) -> dict[int, NgramLayout]:
     Primes are distinct over the layers of one memory, as published.
     """
     found: dict[int, NgramLayout] = {}
-    for memory in config.memories:
-        for layout in ngram_layouts(
-            vocab_size=config.vocab_size,
-            pad_id=config.pad_id(memory),
-            orders=memory.orders,
-            n_heads=memory.n_heads,
-            rows_per_head=memory.rows_per_head,
-            layer_ids=memory.layers,
-            seed=memory.hash_seed,
-        ):
-            found[layout.layer_id] = layout
+    for i, memory in enumerate(config.memories):
+        try:
+            of_memory = ngram_layouts(
+                vocab_size=config.vocab_size,
+                pad_id=config.pad_id(memory),
+                orders=memory.orders,
+                n_heads=memory.n_heads,
+                rows_per_head=memory.rows_per_head,
+                layer_ids=memory.layers,
+                seed=memory.hash_seed,
+            )
+        except ConfigError as error:
+            name = _FIELDS.get(error.field, error.field)
+            field = f"model.memories.{i}.{name}"
+            raise ConfigError(field, error.value, error.allowed) from None
+        found |= {layout.layer_id: layout for layout in of_memory}
     return found
 
 

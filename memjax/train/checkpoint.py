@@ -316,9 +316,10 @@ def restore_params(
     """
     root = Path(os.path.abspath(directory))
     steps = whole_steps(root)
-    if step is None and steps:
-        step = steps[-1]
-    if step is None or step not in steps:
+    if not steps:
+        raise CheckpointError(f"{root} holds no whole checkpoint: none was saved yet")
+    step = steps[-1] if step is None else step
+    if step not in steps:
         raise CheckpointError(
             f"step {step} is not among the whole checkpoints of {root}: {steps}"
         )

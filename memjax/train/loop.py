@@ -26,6 +26,7 @@ from memjax.train.hooks.profiler import Profiler
 from memjax.train.hooks.progress import Progress
 from memjax.train.hooks.record import Recorder
 from memjax.train.run import Rate, Run
+from memjax.train.run_folder import CHECKPOINT_FOLDER
 from memjax.train.state import (
     Ema,
     InitParams,
@@ -36,8 +37,6 @@ from memjax.train.state import (
 )
 from memjax.train.step import GroupNorms, LossFn, make_train_step
 from memjax.train.stop import StopSignal
-
-CHECKPOINT_FOLDER = "checkpoints"
 
 EvalFn = Callable[[Params, int | None], Mapping[str, float]]
 

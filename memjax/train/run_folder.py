@@ -25,13 +25,15 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from memjax.errors import TrainingError
+from memjax.errors import ConfigError, TrainingError
+from memjax.train.checkpoint import whole_steps
 from memjax.train.config import RESUMABLE_FIELDS
 from memjax.train.state import prng_implementation
 
 CONFIG_FILE = "config.json"
 STARTS_FILE = "starts.jsonl"
 RESULT_FILE = "result.json"
+CHECKPOINT_FOLDER = "checkpoints"
 _PACKAGES = ("memjax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _LARGEST_UNTRACKED = 200_000
 
@@ -42,6 +44,7 @@ def open_run_folder(
     config: Mapping[str, Any],
     changes: Sequence[str] = (),
     may_change: Sequence[str] = RESUMABLE_FIELDS,
+    n_steps: int | None = None,
 ) -> Path:
     """Make the folder, or open it again for the same config.
 
@@ -50,6 +53,7 @@ def open_run_folder(
         config: the resolved config as JSON values.
         changes: how it differs from its file, one text a field.
         may_change: dotted fields (or whole branches) a rerun may change.
+        n_steps: length of the run; None leaves it unchecked.
 
     Returns:
         The absolute path.
@@ -57,14 +61,16 @@ def open_run_folder(
     Raises:
         TrainingError: it cannot be written, or holds the run of another config (names
             every differing field); nothing is changed then.
+        ConfigError: it holds a checkpoint beyond n_steps; nothing is changed then.
     """
     path = Path(os.path.abspath(run_dir))
     config = json.loads(json.dumps(config))
     differences: list[str] = []
     try:
         if (path / CONFIG_FILE).exists():
-            old = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
+            old = _read_config(path / CONFIG_FILE)
             differences = _compare(path, old, config, may_change)
+            _check_length(path, n_steps)
         if jax.process_index() == 0:
             path.mkdir(parents=True, exist_ok=True)
             _write_json(path / CONFIG_FILE, config)
@@ -73,10 +79,6 @@ def open_run_folder(
         raise TrainingError(
             f"run folder {path} cannot be used: {error.strerror or error}; "
             "allowed: a folder that may be written"
-        ) from error
-    except json.JSONDecodeError as error:
-        raise TrainingError(
-            f"{path / CONFIG_FILE} is not JSON ({error}); allowed: another run folder"
         ) from error
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("memjax run folder")
@@ -107,9 +109,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 def _append_start(path: Path, changes: list[str], differences: list[str]) -> None:
     starts = path / STARTS_FILE
-    number = (
-        len(starts.read_text(encoding="utf-8").splitlines()) if starts.exists() else 0
-    )
+    number = len(starts.read_bytes().splitlines()) if starts.exists() else 0
     commit, patch = _checkout(Path(__file__).parents[2])
     patch_name = f"dirty-{number}.patch" if patch else None
     if patch_name is not None:
@@ -187,6 +187,28 @@ def _compare(
             f"({'; '.join(refused)}); allowed: the same config, or another run folder"
         )
     return allowed
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("it is no object")
+    except ValueError as error:
+        raise TrainingError(
+            f"{path} is not JSON ({error}); allowed: another run folder"
+        ) from error
+    return config
+
+
+def _check_length(path: Path, n_steps: int | None) -> None:
+    steps = whole_steps(path / CHECKPOINT_FOLDER)
+    if n_steps is not None and steps and steps[-1] > n_steps:
+        raise ConfigError(
+            "train.n_steps",
+            n_steps,
+            f"at least {steps[-1]}, the step that the run in {path} has reached",
+        )
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,9 +94,35 @@ def test_eval_refuses_runs_that_are_not_there_or_not_finished(
     monkeypatch.chdir(tmp_path)
     outcome = memjax("eval", tiny_file)
     assert outcome.code == 1 and "holds no run" in outcome.err
+    config = load_experiment(finished).experiment
+    write_json(finished / "result.json", {"config_hash": "of fewer steps"})
+    outcome = memjax("eval", finished, "--split", "test")
+    assert outcome.code == 1 and "only finished runs" in outcome.err
+    assert f"step {config.train.n_steps}" in outcome.err
+    for spoilt in ("{", "[]"):
+        (finished / "result.json").write_text(spoilt)
+        outcome = memjax("eval", finished, "--split", "test")
+        assert outcome.code == 1 and "result.json cannot be read" in outcome.err
     (finished / "result.json").unlink()
     outcome = memjax("eval", finished, "--split", "test")
     assert outcome.code == 1 and "only finished runs" in outcome.err
+    shutil.rmtree(finished / "checkpoints")
+    outcome = memjax("eval", finished)
+    assert outcome.code == 1 and "holds no whole checkpoint" in outcome.err
+
+
+def test_what_is_in_the_way_of_a_run_is_one_line(memjax, tiny_file, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    outcome = memjax("train", tiny_file, "--run-dir", tmp_path / "file")
+    assert outcome.code == 1 and outcome.err.count("\n") == 1
+    assert "allowed: a folder that may be written" in outcome.err
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tensorboard").write_text("not a folder")
+    outcome = memjax("train", tiny_file, "--run-dir", tmp_path / "run")
+    assert outcome.code == 1 and outcome.err.count("\n") == 1
+    assert f"{tmp_path / 'run' / 'tensorboard'}: " in outcome.err
+    outcome = memjax("train", tiny_file, "--run-dir", "")
+    assert outcome.code == 1 and "run-dir = ''" in outcome.err
 
 
 def test_sample_is_repeatable_and_checks_its_options(memjax, trained):
@@ -103,6 +130,8 @@ def test_sample_is_repeatable_and_checks_its_options(memjax, trained):
     first, second = memjax(*words), memjax(*words)
     assert first == second and first.code == 0 and first.out.startswith("line")
     assert memjax("sample", trained, "--temperature", "-1").code == 1
+    typed = memjax("sample", trained, "--prompt", "\udcff", "--n-tokens", "1")
+    assert typed.code == 0 and typed.out.startswith("\ufffd")  # the byte 0xff
     assert "n-tokens = 0" in memjax("sample", trained, "--n-tokens", "0").err
     assert readable(b"a\x1b[31m\xff\tb\n") == "a\ufffd[31m\ufffd\tb\n"
 
@@ -127,6 +156,30 @@ def test_prepare_reports_bad_input_in_one_line(memjax, tmp_path):
     assert "bad.txt" in outcome.err and not (tmp_path / "store").exists()
     assert "needs --out" in memjax("prepare", bad).err
     assert "kjv" in memjax("prepare", "no_such_corpus").err
+
+
+def test_prepare_refuses_options_that_it_would_ignore(memjax, tiny_file, tmp_path):
+    for words, option in (
+        (["kjv", "--errors", "replace"], "--errors"),
+        ([tiny_file, "--tokenizer", "deepseek"], "--tokenizer"),
+        ([tmp_path, "--out", tmp_path / "o", "--cache-dir", tmp_path], "--cache-dir"),
+    ):
+        outcome = memjax("prepare", *words)
+        assert outcome.code == 2 and f"{option} is " in outcome.err
+
+
+def test_prepare_checks_the_hashes_of_what_it_finds(memjax, tiny_file, tmp_path):
+    store = shutil.copytree(tiny_file.parent / "store", tmp_path / "store")
+    file = tmp_path / "copy.py"
+    file.write_text(
+        tiny_file.read_text().replace(str(tiny_file.parent / "store"), str(store))
+    )
+    words = ["prepare", file]
+    assert memjax(*words).code == 0
+    shard = store / "test" / "tokens-00000.bin"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+    outcome = memjax(*words)
+    assert outcome.code == 1 and f"{shard} is damaged" in outcome.err
 
 
 def test_table_from_result_files(memjax, tiny_file, tmp_path):

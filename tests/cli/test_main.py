@@ -77,9 +77,25 @@ def test_usage_errors_have_exit_code_2(memjax, tiny_file):
     assert "did you mean --debug?" in memjax("show", tiny_file, "--debg").err
     assert memjax("show", tiny_file, "--debg").code == 2
     assert memjax("show", tiny_file, "--seed").code == 2
-    assert memjax("show").code == 2
-    assert memjax("show", tiny_file, "--scale", "huge").code == 2
     assert memjax("prepare").code == 2
+    assert memjax("sample", "run", "--temprature", "1").code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["show"], "Missing from memjax show: FILE"),
+        (["show", "FILE", "--scale", "huge"], "invalid choice 'huge'"),
+        (["show", "FILE", "more"], "Unrecognized options: more"),
+        (["sweep", "FILE", "--jobs", "two"], "--jobs: invalid literal"),
+        (["sample", "run", "--temprature", "1"], "did you mean --temperature FLOAT?"),
+    ],
+)
+def test_a_wrong_option_is_one_line_without_a_box(memjax, tiny_file, words, message):
+    outcome = memjax(*(tiny_file if word == "FILE" else word for word in words))
+    assert outcome.code == 2 and outcome.err.count("\n") == 1, outcome.err
+    assert message in outcome.err and f"(see memjax {words[0]} --help)" in outcome.err
+    assert not set(outcome.err) & set("\u256d\u2502\u2500\u2570")
 
 
 def test_debug_errors_shows_the_traceback(memjax, tmp_path, monkeypatch):

@@ -70,14 +70,14 @@ def test_the_same_again_is_reused_and_anything_else_is_refused(source, tmp_path)
     for split, store in first.stores.items():
         assert again.stores[split].fingerprint == store.fingerprint
     before = sorted(path.stat().st_mtime_ns for path in out.rglob("*"))
-    with pytest.raises(DataError, match="prepared with another shard_tokens"):
+    with pytest.raises(DataError, match="prepared with different shard_tokens"):
         prepare_text([source], out)
-    with pytest.raises(DataError, match="prepared with another files"):
+    with pytest.raises(DataError, match="prepared with different files"):
         prepare_text([source / "a.txt"], out, shard_tokens=100)
-    with pytest.raises(DataError, match="prepared with another documents"):
+    with pytest.raises(DataError, match="prepared with different documents"):
         prepare_text([source], out, shard_tokens=100, documents="file")
     (source / "a.txt").write_text("changed\n" * 30)
-    with pytest.raises(DataError, match="prepared with another files"):
+    with pytest.raises(DataError, match="prepared with different files"):
         prepare_text([source], out, shard_tokens=100)
     assert before == sorted(path.stat().st_mtime_ns for path in out.rglob("*"))
 
@@ -146,6 +146,11 @@ def test_unknown_and_repeated_corpora_are_errors(source, tmp_path):
         ConfigError, match="'bible' .* one of kjv, wikiart, gcide, core"
     ):
         prepare(DataConfig(corpora=(CorpusConfig(name="bible"),)))
+    cache = tmp_path / "cache"
+    corpora = (CorpusConfig(name="kjv"), CorpusConfig(name="bible"))
+    with pytest.raises(ConfigError, match="bible"):
+        prepare(DataConfig(corpora=corpora, cache_dir=str(cache)))
+    assert not cache.exists()
 
 
 def test_a_folder_of_another_tokenizer_is_an_error(source, tmp_path):

@@ -101,6 +101,7 @@ def test_old_line_ends_end_lines_too(tmp_path):
         (b'{"body": "x"}', "line 1 has no string in the field 'text'"),
         (b'["x"]', "line 1 has no string in the field 'text'"),
         (b'{"text": ', "line 1 is no JSON"),
+        (b"[" * 100_000, "line 1 is no JSON"),
     ],
 )
 def test_a_json_line_without_the_field_is_an_error(tmp_path, line, message):

@@ -76,8 +76,8 @@ def test_joins_with_a_number_of_devices():
 
 
 def test_a_wrong_type_set_in_code_is_found():
-    model = replace(EXPERIMENT.model, d_ff=352.0)
-    with pytest.raises(ConfigError, match=r"^model\.d_ff = 352\.0.*whole number"):
+    model = replace(EXPERIMENT.model, window=2.5)
+    with pytest.raises(ConfigError, match=r"^model\.window = 2\.5.*whole number"):
         replace(EXPERIMENT, model=model).validate()
 
 
@@ -170,6 +170,7 @@ def test_python_file_with_scale_and_sweep(tmp_path):
         ("def config():\n    return 1 / 0\n", r"bad\.py, line 2: ZeroDivisionError"),
         ("def config(:\n", r"bad\.py, line 1: SyntaxError"),
         ("import no_such_module\n", r"bad\.py, line 1: ModuleNotFoundError"),
+        ("import sys\nsys.exit(3)\n", r"bad\.py, line 2: SystemExit: 3"),
     ],
 )
 def test_broken_files_are_one_line(tmp_path, text, message):

@@ -103,7 +103,7 @@ def test_records_are_exact_and_in_both_files(tmp_path):
 
 
 def test_a_restart_cuts_back_to_what_the_checkpoint_knew(tmp_path):
-    """A line cut off by a kill, and records after the save of the restored step."""
+    """Lines spoilt by a kill, and records after the save of the restored step."""
     kept = [
         {"kind": "train", "step": 9, "time": 1.0, "loss": 1.0},
         {"kind": "train", "step": 10, "time": 2.0, "loss": 1.0},
@@ -116,7 +116,8 @@ def test_a_restart_cuts_back_to_what_the_checkpoint_knew(tmp_path):
     ]
     lines = "".join(json.dumps(record) + "\n" for record in kept + dropped)
     path = tmp_path / "metrics.jsonl"
-    path.write_text(lines + '{"kind": "train", "st')
+    spoilt = b'[]\n{"kind": "train", "step": "x", "time": 1.0}\n\xff\0\n{"kind": "tra'
+    path.write_bytes(lines.encode() + spoilt)
     Recorder(tmp_path, restored_step=10).close()
     assert read_records(path) == kept
     assert [s for s, _ in read_events(tmp_path / "tensorboard")] == [9, 10, 10]

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from memjax.errors import TrainingError
+from memjax.errors import ConfigError, TrainingError
 from memjax.train import run_folder
 from memjax.train.run_folder import open_run_folder, versions, write_result
 
@@ -73,13 +73,32 @@ def test_another_config_is_refused_by_field(tmp_path):
     assert len(starts_of(tmp_path)) == 1
 
 
+def test_fewer_steps_than_the_checkpoint_change_nothing(tmp_path):
+    """A refused rerun must not become the config that the folder holds."""
+    open_run_folder(tmp_path, config=CONFIG, n_steps=10)
+    step = tmp_path / "checkpoints" / "8"
+    for item in ("", "params", "rest", "data", "meta"):
+        (step / item).mkdir(parents=True, exist_ok=True)
+        (step / item / "commit_success.txt").touch()
+    with pytest.raises(ConfigError, match=r"^train\.n_steps = 7 .* at least 8"):
+        open_run_folder(tmp_path, config=with_changes(train__n_steps=7), n_steps=7)
+    assert json.loads((tmp_path / "config.json").read_text()) == CONFIG
+    assert len(starts_of(tmp_path)) == 1
+    open_run_folder(tmp_path, config=with_changes(train__n_steps=8), n_steps=8)
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainingError, match="run folder .*file/run cannot be used"):
         open_run_folder(tmp_path / "file" / "run", config=CONFIG)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(TrainingError, match=r"config.json is not JSON"):
-        open_run_folder(tmp_path, config=CONFIG)
+    for spoilt in (b"{", b"[]", b"\xff"):
+        (tmp_path / "config.json").write_bytes(spoilt)
+        with pytest.raises(TrainingError, match=r"config.json is not JSON"):
+            open_run_folder(tmp_path, config=CONFIG)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "starts.jsonl").write_bytes(b"\xff\n")  # spoilt, and not in the way
+    open_run_folder(tmp_path, config=CONFIG)
+    assert len((tmp_path / "starts.jsonl").read_bytes().splitlines()) == 2
 
 
 def test_commit_and_changes_on_top_of_it_replay(tmp_path):

@@ -25,16 +25,21 @@ _BEFORE_SAVE = ("train", "eval")
 
 
 def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl; a line cut off by a kill is left out."""
+    """The records of a metrics.jsonl; lines that a kill spoilt are left out."""
     records = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
+    for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
         except ValueError:
             continue
-        if isinstance(record, dict) and "kind" in record and "step" in record:
+        if isinstance(record, dict) and _is_record(record):
             records.append(record)
     return records
+
+
+def _is_record(record: dict[str, Any]) -> bool:
+    kinds = {"kind": str, "step": int, "time": int | float}
+    return all(isinstance(record.get(name), kind) for name, kind in kinds.items())
 
 
 class Recorder(Hook):
