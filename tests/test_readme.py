@@ -107,7 +107,9 @@ def test_the_other_commands_run(
         program, *words = shlex.split(line)
         assert program == "memjax"
         if words[0] in ("train", "sweep", "table", "show"):
-            words.append("--debug")
+            words += ["--debug", "--train.n-steps", "3"]
+        if words[0] == "sample":
+            words += ["--n-tokens", "20"]
         if words[0] == "sweep":
             assert cli.main([*words, "--dry-run"]) == 0
             first = capsys.readouterr().out.splitlines()[0].split()[-1]
