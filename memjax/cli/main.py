@@ -5,11 +5,14 @@ Why: `--help` and typos answer at once; a subcommand's imports wait for its turn
 When not: each command is a module of its own beside this one.
 """
 
+import contextlib
 import difflib
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
 from memjax.errors import MemjaxError
@@ -63,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"unknown command {name!r}; {hint}", 2)
     try:
         module = importlib.import_module(f"memjax.cli.{COMMANDS[name][0]}")
-        return module.run(rest)
+        with _sigterm_unwinds():
+            return module.run(rest)
     except MemjaxError as error:
         if traceback:
             raise
@@ -79,6 +83,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if traceback or error.filename is None:
             raise
         return _complain(f"{error.filename}: {error.strerror}", 1)
+
+
+@contextlib.contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """SIGTERM ends a command through its `finally`s, which remove what is half done.
+
+    Training and sweeps catch it themselves, to save first.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _complain(message: str, code: int) -> int:

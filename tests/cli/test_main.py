@@ -1,6 +1,7 @@
 """The command line itself: help, typos, errors in one line, light imports."""
 
 import ast
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,20 @@ def test_debug_errors_shows_the_traceback(memjax, tmp_path, monkeypatch):
         from memjax.cli.main import main
 
         main(["show", str(tmp_path / "no.py")])
+
+
+def test_sigterm_leaves_no_half_prepared_folder(memjax, tmp_path, monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    notes = tmp_path / "in" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("a line\n" * 30)
+    monkeypatch.setattr(
+        "memjax.data.prepare.read_documents",
+        lambda *_, **__: signal.raise_signal(signal.SIGTERM),
+    )
+    assert memjax("prepare", notes, "--out", tmp_path / "out" / "store").code == 143
+    assert list((tmp_path / "out").iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_split_keeps_own_options_and_collects_the_rest():

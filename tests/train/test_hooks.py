@@ -44,7 +44,8 @@ def test_plain_lines_when_not_a_terminal():
     assert "\r" not in stream.getvalue() and "\x1b" not in stream.getvalue()
 
 
-def test_one_line_that_rewrites_itself_on_a_terminal():
+def test_one_line_that_rewrites_itself_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     stream, times = Terminal(), iter([0.0, 0.0, 0.1, 0.3, 0.3, 0.35, 0.35])
     progress = Progress(10, stream=stream, now=lambda: next(times))
     for step in (1, 2, 3, 20):
@@ -57,6 +58,10 @@ def test_one_line_that_rewrites_itself_on_a_terminal():
         "step 1/20    5%  loss 2.1640 BPB  lr dense 0.1  lr table 0.2\x1b[K"
     )
     assert stream.getvalue().endswith("\x1b[K\nstopped\n")
+    monkeypatch.setenv("COLUMNS", "30")  # a line that wraps could not be rewritten
+    narrow = Terminal()
+    Progress(10, stream=narrow).on_step(info(1, rates={"dense": 0.1, "table": 0.2}))
+    assert narrow.getvalue() == "\rstep 1/20    5%  loss 2.1640 \x1b[K"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Why: on a terminal one line that rewrites itself; elsewhere plain lines, for log
 When not: numbers for later; those are in metrics.jsonl.
 """
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -74,7 +75,9 @@ class Progress(Hook):
 
     def _draw(self, text: str) -> None:
         if self._live:
-            self._write("\r" + text + _ERASE_TO_END)
+            # A line that wraps could not be rewritten.
+            width = shutil.get_terminal_size().columns
+            self._write("\r" + text[: width - 1] + _ERASE_TO_END)
             self._line_open = True
         else:
             self._write(text + "\n")
