@@ -1,7 +1,9 @@
 """Settings shared by every test.
 
-What: eight simulated CPU devices, the `--golden-root` option, one hypothesis profile.
-Why: the number of devices must be chosen before a jax backend starts.
+What: eight simulated CPU devices, quick compilation, the `--golden-root` option, one
+hypothesis profile.
+Why: the number of devices must be chosen before a jax backend starts; tests compile
+hundreds of small programs and run each a few times.
 When not: fixtures that only one folder needs stand in that folder's conftest.
 """
 
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_disable_most_optimizations", True)
 
 settings.register_profile(
     "memjax", deadline=None, max_examples=25, derandomize=True, database=None

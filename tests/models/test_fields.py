@@ -14,7 +14,7 @@ from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel
 
 MEMORY = EngramConfig(
-    layers=(1,),
+    layers=(0,),
     n_heads=2,
     rows_per_head=53,
     row_width=4,
@@ -35,7 +35,7 @@ BASE = ModelConfig(
 TOKENS = jnp.tile(jnp.arange(8) % 5, (2, 1))
 
 MEMORY_CHANGES = {
-    "layers": (0, 2),
+    "layers": (1,),
     "mode": "convex",
     "cap": 0.9,
     "dropout": 0.99,
@@ -90,11 +90,10 @@ REFUSED = {
 def outcome(config):
     """Parameter shapes and training-mode logits of a config, same seeds for all."""
     model = LanguageModel(config)
-    params = jax.jit(model.init)(jax.random.key(0), TOKENS)["params"]
-    out = model.apply(
-        {"params": params}, TOKENS, train=True, rngs={"dropout": jax.random.key(1)}
-    )
-    return jax.tree.map(lambda x: (x.shape, str(x.dtype)), params), np.asarray(out)
+    keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    out, variables = jax.jit(lambda: model.init_with_output(keys, TOKENS, train=True))()
+    shapes = jax.tree.map(lambda x: (x.shape, str(x.dtype)), variables["params"])
+    return shapes, np.asarray(out)
 
 
 @pytest.fixture(scope="module")
