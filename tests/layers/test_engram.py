@@ -180,3 +180,12 @@ def test_bad_input_is_named():
         (field,) = change
         with pytest.raises(ConfigError, match=f"memories.{field} = "):
             dataclasses.replace(BASE, **change)
+
+
+def test_initialisers_follow_the_config():
+    _, params, _, _ = build(dataclasses.replace(BASE, table_std=0.5))
+    assert 0.4 < np.std(params["table"]) < 0.6
+    np.testing.assert_array_equal(params["conv"], 0)
+    _, params, _, _ = build(dataclasses.replace(BASE, conv_init="uniform"))
+    assert 0.015 < np.std(params["table"]) < 0.025
+    assert 0.3 < np.abs(params["conv"]).max() <= 0.5

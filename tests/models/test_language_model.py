@@ -1,6 +1,7 @@
 """The language model: what sees what, arrangements, scanning, records, precision."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from memjax.layers.record import METRICS
 from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel, layouts, runs
 from memjax.models.parameters import abstract_params, cost, labels
+from tests.models.parameters import filled
 
 MEMORY = EngramConfig(
     layers=(1,), n_heads=1, rows_per_head=53, row_width=4, conv_init="uniform"
@@ -29,20 +31,19 @@ BASE = ModelConfig(
 TOKENS = jax.random.randint(jax.random.key(5), (2, 10), 0, 17)
 
 
-def init(config, seed=0):
-    """(model, params) with every parameter moved off its initial zeros and ones."""
-    model = LanguageModel(config)
-    params = jax.jit(model.init)(jax.random.key(seed), TOKENS)["params"]
-    noise = jax.random.key(seed + 1)
-    return model, jax.tree.map(
-        lambda x: x + 0.1 * jax.random.normal(noise, x.shape, x.dtype), params
+@functools.partial(
+    jax.jit, static_argnums=0, static_argnames=("train", "drop_memory", "mutable")
+)
+def forward(config, params, *arrays, rngs=None, **options):
+    """Logits, compiled."""
+    return LanguageModel(config).apply(
+        {"params": params}, *arrays, rngs=rngs, **options
     )
 
 
-def logits(config, tokens=TOKENS, *arguments, seed=0, **options):
-    """Logits of a fresh model."""
-    model, params = init(config, seed)
-    return model.apply({"params": params}, tokens, *arguments, **options)
+def init(config, seed=0):
+    """(model, params)."""
+    return LanguageModel(config), filled(config, seed)
 
 
 @pytest.mark.parametrize("arrangement", ["residual", "three_branch", "probability"])
@@ -52,7 +53,7 @@ def test_causal_in_every_arrangement(arrangement):
     config = dataclasses.replace(BASE, arrangement=arrangement, memories=(memory,))
     model, params = init(config)
     out, changed = (
-        model.apply({"params": params}, t)
+        forward(model.config, params, t)
         for t in (TOKENS, TOKENS.at[:, 6].set((TOKENS[:, 6] + 1) % 17))
     )
     np.testing.assert_allclose(out[:, :6], changed[:, :6], atol=1e-6)
@@ -63,12 +64,12 @@ def test_packed_documents_equal_the_documents_alone():
     model, params = init(BASE)
     segments = jnp.array([[1] * 4 + [2] * 5 + [0]] * 2)
     positions = jnp.array([[0, 1, 2, 3, 0, 1, 2, 3, 4, 0]] * 2)
-    packed = model.apply({"params": params}, TOKENS, segments, positions)
+    packed = forward(model.config, params, TOKENS, segments, positions)
     np.testing.assert_allclose(
-        packed[:, :4], model.apply({"params": params}, TOKENS[:, :4]), atol=2e-5
+        packed[:, :4], forward(model.config, params, TOKENS[:, :4]), atol=2e-5
     )
     np.testing.assert_allclose(
-        packed[:, 4:9], model.apply({"params": params}, TOKENS[:, 4:9]), atol=2e-5
+        packed[:, 4:9], forward(model.config, params, TOKENS[:, 4:9]), atol=2e-5
     )
 
 
@@ -76,7 +77,7 @@ def test_a_window_limits_what_is_seen():
     config = dataclasses.replace(BASE, n_layers=1, window=3, memories=())
     model, params = init(config)
     out, changed = (
-        model.apply({"params": params}, t)
+        forward(model.config, params, t)
         for t in (TOKENS, TOKENS.at[:, 2].set((TOKENS[:, 2] + 1) % 17))
     )
     assert np.abs(out[:, 4] - changed[:, 4]).max() > 1e-5
@@ -89,9 +90,9 @@ def test_probability_mixes_two_distributions():
         BASE, arrangement="probability", memories=(memory,), memory_share=0.25
     )
     model, params = init(config)
-    mixed = model.apply({"params": params}, TOKENS)
+    mixed = forward(model.config, params, TOKENS)
     np.testing.assert_allclose(jnp.exp(mixed).sum(-1), 1, rtol=1e-5)
-    backbone = jax.nn.softmax(model.apply({"params": params}, TOKENS, drop_memory=True))
+    backbone = jax.nn.softmax(forward(model.config, params, TOKENS, drop_memory=True))
     share = (jnp.exp(mixed) - 0.75 * backbone) / 0.25
     np.testing.assert_allclose(share.sum(-1), 1, rtol=1e-4)
     assert share.min() > -1e-6
@@ -106,8 +107,8 @@ def test_three_branch_weighs_attention_memory_and_feed_forward():
     off = jax.tree.map(lambda x: x, params)
     off["block_1"] = {**block, "w_mem": jnp.zeros(())}
     np.testing.assert_allclose(
-        model.apply({"params": off}, TOKENS),
-        model.apply({"params": params}, TOKENS, drop_memory=True),
+        forward(model.config, off, TOKENS),
+        forward(model.config, params, TOKENS, drop_memory=True),
         atol=1e-5,
     )
 
@@ -122,8 +123,8 @@ def test_scanned_blocks_equal_single_blocks():
         plain[f"block_{2 + i}"] = jax.tree.map(lambda x, i=i: x[i], stacked)
     single = LanguageModel(dataclasses.replace(config, scan_layers=False))
     np.testing.assert_allclose(
-        model.apply({"params": params}, TOKENS),
-        single.apply({"params": plain}, TOKENS),
+        forward(model.config, params, TOKENS),
+        forward(single.config, plain, TOKENS),
         atol=1e-5,
     )
 
@@ -151,7 +152,7 @@ def test_rematerialised_gradients_are_the_same(scan_layers):
             )
             return jnp.sum(jnp.sin(out))
 
-        return jax.grad(value)(params)
+        return jax.jit(jax.grad(value))(params)
 
     plain, remat = loss(config), loss(dataclasses.replace(config, remat=True))
     jax.tree.map(
@@ -171,7 +172,7 @@ def test_rematerialised_gradients_are_the_same(scan_layers):
 
 def records(model, params, **options):
     """What the blocks record in one pass."""
-    _, state = model.apply({"params": params}, TOKENS, mutable=[METRICS], **options)
+    _, state = forward(model.config, params, TOKENS, mutable=METRICS, **options)
     return state[METRICS]
 
 
@@ -256,24 +257,24 @@ def test_low_precision_is_close_and_stored_as_asked():
     config = dataclasses.replace(BASE, precision=low)
     model, params = init(config)
     assert {str(x.dtype) for x in jax.tree.leaves(params)} == {"bfloat16"}
-    out = model.apply({"params": params}, TOKENS)
+    out = forward(model.config, params, TOKENS)
     assert out.dtype == jnp.float32
     wide = jax.tree.map(jnp.float32, params)
-    full = LanguageModel(BASE).apply({"params": wide}, TOKENS)
+    full = forward(BASE, wide, TOKENS)
     np.testing.assert_allclose(out, full, atol=0.1)
 
 
 def test_an_id_outside_the_vocabulary_is_visible():
     model, params = init(BASE)
     for bad in (17, -1):
-        out = model.apply({"params": params}, TOKENS.at[0, 4].set(bad))
+        out = forward(model.config, params, TOKENS.at[0, 4].set(bad))
         assert np.isnan(np.asarray(out[0, 4:])).all()
         assert np.isfinite(np.asarray(out[1])).all()
 
 
 def test_jit_equals_no_jit():
-    model, params = init(BASE)
+    memory = dataclasses.replace(MEMORY, layers=(0,))
+    model, params = init(dataclasses.replace(BASE, n_layers=1, memories=(memory,)))
     with jax.disable_jit():
         eager = model.apply({"params": params}, TOKENS)
-    jitted = jax.jit(model.apply)({"params": params}, TOKENS)
-    np.testing.assert_allclose(eager, jitted, atol=1e-5)
+    np.testing.assert_allclose(eager, forward(model.config, params, TOKENS), atol=1e-5)
