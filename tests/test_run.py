@@ -137,7 +137,8 @@ def test_the_bits_per_byte_are_those_of_a_plain_loop(trained, experiment):
     """One document at a time, one window, no batching: the same sum of bits."""
     folder, result = trained
     parts, params, _ = load_run(folder)
-    store = prepare(experiment.data).store(experiment.data.corpora[0].name, "valid")
+    prepared = prepare(experiment.data)
+    store = prepared.store(prepared.parts[0].name, "valid")
     nats, n_bytes = 0.0, 0
     for document in store:
         ids = np.concatenate([[256], np.asarray(document)]).astype(np.int32)
