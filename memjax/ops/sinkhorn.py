@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memjax.errors import ConfigError, ShapeError
+from memjax.ops.split import WHOLE, Split
 
 NORMS = ("l1", "l2")
 
@@ -69,6 +70,7 @@ def balance_factors(
     eps: float = 1e-20,
     norm: str = "l2",
     block_rows: int | None = None,
+    split: Split = WHOLE,
 ) -> BalanceFactors:
     """Row and column factors of a balanced update; the matrix is only read.
 
@@ -91,7 +93,8 @@ def balance_factors(
         norm: "l2" (the published form) or "l1".
         block_rows: rows taken at a time by one sweep, 0 for the whole matrix; None
             decides by the backend (`default_block_rows`). A matrix whose rows are
-            sharded wants 0. The result is the same up to rounding.
+            sharded by the compiler wants 0. The result is the same up to rounding.
+        split: how the matrix is divided over mesh axes, inside `shard_map`.
 
     Returns:
         BalanceFactors in the workspace dtype. A row that is zero or masked and a
@@ -115,31 +118,24 @@ def balance_factors(
         raise ShapeError("update", tuple(update_RW.shape), "two axes (rows, width)")
     dtype = workspace_dtype(update_RW.dtype)
     update_RW = update_RW.astype(dtype)
-    added = jnp.asarray(eps, dtype)
-
-    peak_R = jnp.max(jnp.abs(update_RW), axis=1, initial=0.0)
-    peak_R = jnp.where(peak_R < jnp.finfo(dtype).tiny, 0.0, peak_R)
-    shrink_R = jnp.where(peak_R > 0, 1 / jnp.where(peak_R > 0, peak_R, 1), 0.0)
-    norm_R = _root(jnp.sum(_power(update_RW * shrink_R[:, None], norm), 1), norm)
-
-    peak = jnp.max(peak_R, initial=0.0)
-    share_R = norm_R * (peak_R / jnp.where(peak > 0, peak, 1))
-    kept_R = (share_R > jnp.asarray(tau, dtype) * jnp.mean(share_R)) & (peak_R > 0)
-
-    # Step k = 1 is row-wise and needs no further read: U / (|U| + eps) is
-    # (U / peak) / (|U| / peak + eps / peak).
-    safe_R = jnp.where(kept_R, peak_R, 1)
-    rows_R = jnp.where(kept_R, 1 / (norm_R + added / safe_R), 0.0)
-    columns_W = jnp.ones(update_RW.shape[1], dtype)
     if block_rows is None:
         block_rows = default_block_rows(*update_RW.shape)
-    sweep = _Sweep(update_RW, shrink_R, added, norm, block_rows)
-    for pair in range(n_iterations // 2):
-        rows_R, sums_W = sweep(rows_R, columns_W, row_step=pair > 0, column_sums=True)
-        columns_W = _divide(columns_W, _root(sums_W, norm), added)
-    if n_iterations > 1:
-        rows_R, _ = sweep(rows_R, columns_W, row_step=True, column_sums=False)
-    return BalanceFactors(rows_R * shrink_R, columns_W, kept_R)
+    sizes = row_sizes(update_RW, norm=norm, split=split)
+    n_rows = update_RW.shape[0] if split.n_rows is None else split.n_rows
+    share_R = sizes.norm_R * (sizes.peak_R / jnp.where(sizes.peak > 0, sizes.peak, 1))
+    mean = split.sum_over_rows(jnp.sum(share_R)) / max(n_rows, 1)
+    kept_R = (share_R > jnp.asarray(tau, dtype) * mean) & (sizes.peak_R > 0)
+    rows_R, columns_W = balance_kept(
+        update_RW,
+        sizes,
+        kept_R,
+        n_iterations=n_iterations,
+        eps=eps,
+        norm=norm,
+        block_rows=block_rows,
+        split=split,
+    )
+    return BalanceFactors(rows_R, columns_W, kept_R)
 
 
 def sinkhorn_balance(
@@ -184,6 +180,104 @@ def default_block_rows(n_rows: int, width: int) -> int:
     return block_rows if n_rows > 2 * block_rows else 0
 
 
+class RowSizes(NamedTuple):
+    """What one read of an update tells about its rows.
+
+    Attributes:
+        peak_R: largest absolute entry, 0 where it is below the smallest normal.
+        norm_R: norm of the row divided by its peak; the row's norm is the product.
+        peak: the largest entry of all rows.
+    """
+
+    peak_R: jax.Array
+    norm_R: jax.Array
+    peak: jax.Array
+
+
+def row_sizes(
+    update_RW: jax.Array,
+    *,
+    norm: str = "l2",
+    block_rows: int = 0,
+    n_blocks: jax.Array | None = None,
+    split: Split = WHOLE,
+) -> RowSizes:
+    """Peaks and norms of the rows of an update in a workspace dtype.
+
+    Arguments as in `balance_kept`; blocks are read only when n_blocks is given, rows
+    beyond them have size 0.
+    """
+    n_rows, width = update_RW.shape
+    if n_blocks is None or block_rows == 0 or split.column_axis is not None:
+        peak_R, norm_R = _block_sizes(update_RW, norm, split)
+    else:
+
+        def measure(i: jax.Array, sizes_2R: jax.Array) -> jax.Array:
+            at = i * block_rows
+            block_BW = lax.dynamic_slice_in_dim(update_RW, at, block_rows)
+            block_BW = lax.optimization_barrier(block_BW)
+            sizes_2B = jnp.stack(_block_sizes(block_BW, norm, split))
+            return lax.dynamic_update_slice_in_dim(sizes_2R, sizes_2B, at, 1)
+
+        peak_R, norm_R = lax.fori_loop(
+            0, n_blocks, measure, jnp.zeros((2, n_rows), update_RW.dtype)
+        )
+    peak = split.max_over_rows(jnp.max(peak_R, initial=0.0))
+    return RowSizes(peak_R, norm_R, peak)
+
+
+def _block_sizes(
+    update_BW: jax.Array, norm: str, split: Split
+) -> tuple[jax.Array, jax.Array]:
+    peak_B = jnp.max(jnp.abs(update_BW), axis=1, initial=0.0)
+    peak_B = split.max_over_columns(peak_B)
+    peak_B = jnp.where(peak_B < jnp.finfo(update_BW.dtype).tiny, 0.0, peak_B)
+    power_B = jnp.sum(_power(update_BW * _inverse(peak_B)[:, None], norm), 1)
+    return peak_B, _root(split.sum_over_columns(power_B), norm)
+
+
+def balance_kept(
+    update_RW: jax.Array,
+    sizes: RowSizes,
+    kept_R: jax.Array,
+    *,
+    n_iterations: int,
+    eps: float | jax.Array,
+    norm: str,
+    block_rows: int,
+    n_blocks: jax.Array | None = None,
+    split: Split = WHOLE,
+) -> tuple[jax.Array, jax.Array]:
+    """(row factors, column factors) of the kept rows; the others have factor 0.
+
+    Args:
+        update_RW: rows x width, float32 or wider.
+        sizes: of the same update.
+        kept_R: bool, the rows that take part.
+        n_iterations, eps, norm, block_rows, split: as in `balance_factors`. A matrix
+            whose columns are divided is always swept whole.
+        n_blocks: how many leading blocks hold kept rows, when that is less than all
+            (a traced number); the rows must then be a whole number of blocks.
+    """
+    dtype = update_RW.dtype
+    added = jnp.asarray(eps, dtype)
+    # Step k = 1 is row-wise and needs no further read: U / (|U| + eps) is
+    # (U / peak) / (|U| / peak + eps / peak).
+    safe_R = jnp.where(kept_R, sizes.peak_R, 1)
+    shrink_R = _inverse(sizes.peak_R)
+    rows_R = jnp.where(kept_R, 1 / (sizes.norm_R + added / safe_R), 0.0)
+    columns_W = jnp.ones(update_RW.shape[1], dtype)
+    if split.column_axis is not None:
+        block_rows = 0
+    sweep = _Sweep(update_RW, shrink_R, added, norm, block_rows, n_blocks, split)
+    for pair in range(n_iterations // 2):
+        rows_R, sums_W = sweep(rows_R, columns_W, row_step=pair > 0, column_sums=True)
+        columns_W = _divide(columns_W, _root(split.sum_over_rows(sums_W), norm), added)
+    if n_iterations > 1:
+        rows_R, _ = sweep(rows_R, columns_W, row_step=True, column_sums=False)
+    return rows_R * shrink_R, columns_W
+
+
 class _Sweep(NamedTuple):
     """One read of the matrix: a row step and the column sums after it.
 
@@ -193,6 +287,8 @@ class _Sweep(NamedTuple):
         eps: added to every norm.
         norm: "l1" or "l2".
         block_rows: rows per block, 0 for all at once.
+        n_blocks: leading blocks to read, None for all rows.
+        split: how the matrix is divided.
     """
 
     update_RW: jax.Array
@@ -200,6 +296,8 @@ class _Sweep(NamedTuple):
     eps: jax.Array
     norm: str
     block_rows: int
+    n_blocks: jax.Array | None
+    split: Split
 
     def __call__(
         self,
@@ -210,7 +308,7 @@ class _Sweep(NamedTuple):
         column_sums: bool,
     ) -> tuple[jax.Array, jax.Array]:
         """(row factors, sums over rows of powers of the scaled entries)."""
-        n_rows, width = self.update_RW.shape
+        n_rows = self.update_RW.shape[0]
         size = self.block_rows
         weights_W = _power(columns_W, self.norm)
 
@@ -234,27 +332,34 @@ class _Sweep(NamedTuple):
                 sums_W = sums_W + _dot(_power(rows_B, self.norm), power_BW)
             return new_R, sums_W
 
-        sums_W = jnp.zeros(width, self.update_RW.dtype)
         if size == 0:
             power_RW = _power(self.update_RW * self.shrink_R[:, None], self.norm)
             if row_step:
-                norm_R = _root(jnp.sum(power_RW * weights_W, 1), self.norm)
-                rows_R = _divide(rows_R, norm_R, self.eps)
+                power_R = self.split.sum_over_columns(jnp.sum(power_RW * weights_W, 1))
+                rows_R = _divide(rows_R, _root(power_R, self.norm), self.eps)
+            sums_W = jnp.zeros_like(weights_W)
             if column_sums:
                 sums_W = jnp.sum(power_RW * _power(rows_R, self.norm)[:, None], 0)
             return rows_R, sums_W
         n_blocks, n_left = divmod(n_rows, size)
+        if self.n_blocks is not None:
+            n_blocks, n_left = self.n_blocks, 0
         # The new factors go to a vector of their own: written into the one they are
         # read from, the whole vector would be copied at every block.
         new_R, sums_W = lax.fori_loop(
             0,
             n_blocks,
             lambda i, carry: block(i * size, size, *carry),
-            (jnp.zeros_like(rows_R), sums_W),
+            (jnp.zeros_like(rows_R), jnp.zeros_like(weights_W)),
         )
         if n_left:
             new_R, sums_W = block(n_blocks * size, n_left, new_R, sums_W)
         return (new_R if row_step else rows_R), sums_W
+
+
+def _inverse(x: jax.Array) -> jax.Array:
+    """1 / x, and 0 for 0."""
+    return jnp.where(x > 0, 1 / jnp.where(x > 0, x, 1), 0)
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -1,0 +1,202 @@
+"""Gradients of a table by the rows that were read, and their sums by unique row.
+
+What: `RowGradient`, the factored gradient of reads; `unique_rows`, its sums per row.
+Why: the cost follows the reads of a batch, whatever the size of the table.
+When not: a table most of whose rows are read in every step; a dense gradient is as
+    good there.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from memjax.errors import ShapeError
+from memjax.ops.split import WHOLE, Split
+
+
+class RowGradient(NamedTuple):
+    """The gradient of one or many reads of one table, kept factored.
+
+    A read n is value_n = sum over k of weights_nk * table[ids_nk]; the gradient of
+    row r is the sum of weights_nk * cotangent_n over all (n, k) with ids_nk = r.
+
+    Attributes:
+        ids: int32 [..., K], K >= 1 rows a read; ids outside the table count nothing.
+        weights: float [..., K]; None means 1.
+        cotangent: float [..., W], gradient of the loss with respect to the read.
+    """
+
+    ids: jax.Array
+    weights: jax.Array | None
+    cotangent: jax.Array
+
+    @property
+    def n_reads(self) -> int:
+        """How many (read, row) pairs there are."""
+        return math.prod(self.ids.shape)
+
+
+class UniqueRows(NamedTuple):
+    """The gradient of a table, one entry for each row that was read.
+
+    Attributes:
+        ids_U: int32, ascending and distinct; unused entries hold the number of rows
+            of the table, which is out of range.
+        sums_UW: float32 (or wider for wider cotangents), 0 in unused entries.
+        count: int32 scalar, used entries.
+    """
+
+    ids_U: jax.Array
+    sums_UW: jax.Array
+    count: jax.Array
+
+
+def unique_rows(
+    gradients: Sequence[RowGradient],
+    n_rows: int,
+    width: int,
+    *,
+    split: Split = WHOLE,
+    block_reads: int = 1024,
+) -> UniqueRows:
+    """Sum the gradients of all reads by row, in float32, in a fixed order.
+
+    Reads are sorted by row (stable, so the reads of a row add up in their order) and
+    their weighted cotangents are formed and added block by block: nothing of the size
+    reads x width exists beside the cotangents themselves and the result.
+
+    Args:
+        gradients: of the call sites that read the table, in a fixed order.
+        n_rows: rows of the table at hand. Reads of other rows are left out.
+        width: columns of the table at hand.
+        split: the part of the table; ids and cotangents are those of the whole table.
+        block_reads: reads that are added at a time.
+
+    Returns:
+        UniqueRows with min(reads, n_rows) entries; ids count from the first row at
+        hand. No gradients: no entries.
+
+    Raises:
+        ShapeError: the axes of ids, weights and cotangent do not fit.
+
+    Cost: a sort of the reads, one read of the cotangents per (read, row) pair, one
+        write per pair. The same input gives the same bits; on accelerators the sums of
+        a block are a product with a 0/1 matrix, so no atomic additions are involved.
+    """
+    flat = [_flat(gradient, split, width) for gradient in gradients]
+    n_reads = sum(gradient.n_reads for gradient in flat)
+    capacity = min(n_reads, n_rows)
+    dtype = jnp.result_type(jnp.float32, *(g.cotangent.dtype for g in flat))
+    sums_UW = jnp.zeros((capacity, width), dtype)
+    if capacity == 0:
+        empty = jnp.zeros((capacity,), jnp.int32)
+        return UniqueRows(empty, sums_UW, jnp.zeros((), jnp.int32))
+
+    # Every read is (row, where its cotangent is, its weight), over all call sites.
+    ids_P = jnp.concatenate([g.ids.reshape(-1) for g in flat])
+    ids_P = split.local_ids(ids_P, n_rows)
+    reads_P = jnp.concatenate(
+        [
+            offset + jnp.repeat(jnp.arange(len(g.ids), dtype=jnp.int32), g.ids.shape[1])
+            for offset, g in zip(_offsets(flat), flat, strict=True)
+        ]
+    )
+    weights_P = None
+    if any(g.weights is not None for g in flat):
+        weights_P = jnp.concatenate(
+            [
+                jnp.ones(g.n_reads, dtype)
+                if g.weights is None
+                else g.weights.reshape(-1).astype(dtype)
+                for g in flat
+            ]
+        )
+    cotangent_NW = jnp.concatenate([g.cotangent for g in flat])
+
+    rows_P, order_P = lax.sort(
+        (ids_P, jnp.arange(n_reads, dtype=jnp.int32)), num_keys=1, is_stable=True
+    )
+    starts_P = jnp.concatenate([jnp.ones(1, bool), rows_P[1:] != rows_P[:-1]])
+    run_P = jnp.cumsum(starts_P, dtype=jnp.int32) - 1
+    inside_P = rows_P < n_rows
+    slot_P = jnp.where(inside_P, run_P, capacity)
+    ids_U = jnp.full(capacity, n_rows, jnp.int32).at[slot_P].set(rows_P, mode="drop")
+    n_inside = jnp.sum(inside_P, dtype=jnp.int32)
+    count = jnp.sum(inside_P & starts_P, dtype=jnp.int32)
+
+    size = min(block_reads, n_reads)
+    padding = -n_reads % size
+    slot_P = jnp.pad(slot_P, (0, padding), constant_values=capacity)
+    order_P = jnp.pad(order_P, (0, padding))
+
+    def add_block(i: jax.Array, sums_UW: jax.Array) -> jax.Array:
+        slot_B = lax.dynamic_slice_in_dim(slot_P, i * size, size)
+        order_B = lax.dynamic_slice_in_dim(order_P, i * size, size)
+        part_BW = cotangent_NW[reads_P[order_B]].astype(dtype)
+        if weights_P is not None:
+            part_BW = part_BW * weights_P[order_B][:, None]
+        return _add_sorted(sums_UW, slot_B, part_BW)
+
+    # Reads of other rows sort last, so the blocks end with the last read inside.
+    sums_UW = lax.fori_loop(0, (n_inside + size - 1) // size, add_block, sums_UW)
+    return UniqueRows(ids_U, sums_UW, count)
+
+
+def _add_sorted(sums_UW: jax.Array, slot_B: jax.Array, part_BW: jax.Array) -> jax.Array:
+    """Add parts to ascending slots; slots beyond the end are left out."""
+    if jax.default_backend() == "cpu":
+        # A scatter on a CPU is one loop in the order of the parts.
+        return sums_UW.at[slot_B].add(part_BW, mode="drop", indices_are_sorted=True)
+    return add_by_product(sums_UW, slot_B, part_BW)
+
+
+def add_by_product(
+    sums_UW: jax.Array, slot_B: jax.Array, part_BW: jax.Array
+) -> jax.Array:
+    """The same sums without two writes to one slot: parts of a run are added by a
+    matrix product with zeros and ones, and the first of a run writes."""
+    same_BB = (slot_B[:, None] == slot_B[None, :]).astype(part_BW.dtype)
+    total_BW = jnp.matmul(same_BB, part_BW, precision=lax.Precision.HIGHEST)
+    first_B = jnp.concatenate([jnp.ones(1, bool), slot_B[1:] != slot_B[:-1]])
+    slot_B = jnp.where(first_B, slot_B, sums_UW.shape[0])
+    return sums_UW.at[slot_B].add(total_BW, mode="drop")
+
+
+def dense_gradient(rows: UniqueRows, n_rows: int) -> jax.Array:
+    """The same gradient as a whole table [R, W]: for tests and for small tables."""
+    zeros_RW = jnp.zeros((n_rows, rows.sums_UW.shape[1]), rows.sums_UW.dtype)
+    return zeros_RW.at[rows.ids_U].set(rows.sums_UW, mode="drop")
+
+
+def _offsets(flat: Sequence[RowGradient]) -> list[int]:
+    """Where the cotangents of each gradient begin when all are joined."""
+    offsets, total = [], 0
+    for gradient in flat:
+        offsets.append(total)
+        total += len(gradient.ids)
+    return offsets
+
+
+def _flat(gradient: RowGradient, split: Split, width: int) -> RowGradient:
+    """ids [N, K], weights [N, K], cotangent [N, W] of the columns at hand."""
+    ids, weights, cotangent = gradient
+    if cotangent.shape[:-1] != ids.shape[:-1]:
+        raise ShapeError("cotangent", cotangent.shape, (*ids.shape[:-1], "width"))
+    if weights is not None and weights.shape != ids.shape:
+        raise ShapeError("weights", weights.shape, ids.shape)
+    n_rows_read = ids.shape[-1]
+    cotangent = cotangent.reshape(-1, cotangent.shape[-1])
+    if split.column_axis is not None:
+        first = split.first_column(width)
+        cotangent = lax.dynamic_slice_in_dim(cotangent, first, width, axis=1)
+    if cotangent.shape[-1] != width:
+        raise ShapeError("cotangent", gradient.cotangent.shape, ("...", width))
+    return RowGradient(
+        ids.reshape(-1, n_rows_read).astype(jnp.int32),
+        None if weights is None else weights.reshape(-1, n_rows_read),
+        cotangent,
+    )

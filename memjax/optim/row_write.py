@@ -1,0 +1,178 @@
+"""Writing new values into rows of a table: rounding, and the lazy running mean.
+
+What: `RowWriter`, the one way in which every table optimizer changes rows.
+Why: a bfloat16 table under round-to-nearest stops moving when updates are small, and a
+    running mean of a table must not cost a pass over it.
+When not: dense weights; optax and `optim.ema` do those.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from memjax.errors import ConfigError
+from memjax.ops.rounding import stochastic_round
+from memjax.ops.rows import get_rows, load, set_rows, store, value_dtype
+from memjax.ops.split import WHOLE, Split
+
+
+class WriteState(NamedTuple):
+    """What a `RowWriter` keeps beside a table.
+
+    Attributes:
+        step: int32 scalar, steps begun.
+        gap_RW: table less its running mean, as of the last write; None without a mean.
+        decay_log_R: `total_log` at the row's last write; None without a mean.
+        total_log: float32 scalar, sum of the logarithms of all decays so far.
+        decay: float32 scalar, the decay of the step begun last.
+    """
+
+    step: jax.Array
+    gap_RW: jax.Array | None
+    decay_log_R: jax.Array | None
+    total_log: jax.Array | None
+    decay: jax.Array | None
+
+
+@dataclass(frozen=True)
+class RowWriter:
+    """How rows are written.
+
+    The running mean e of a row w obeys e <- w + d * (e - w) at every step. Its gap
+    w - e only shrinks by d while w stands still, so it is brought up to date when the
+    row is written or the mean is read. This equals the dense mean up to rounding.
+
+    Attributes:
+        stochastic_rounding: round a table narrower than float32 up or down at random,
+            right on average, instead of to nearest. The random bits depend on seed,
+            step, row and column, not on devices or on the other rows.
+        seed: of the rounding.
+        ema_decay: d of the running mean, 0 <= d < 1; at most (1 + t) / (10 + t) at
+            step t, so that the initial rows fade early. None keeps no mean.
+    """
+
+    stochastic_rounding: bool = False
+    seed: int = 0
+    ema_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
+            raise ConfigError("ema_decay", self.ema_decay, "None or 0 <= decay < 1")
+
+    def init(self, table_RW: jax.Array) -> WriteState:
+        """The state before the first step."""
+        step = jnp.zeros((), jnp.int32)
+        if self.ema_decay is None:
+            return WriteState(step, None, None, None, None)
+        return WriteState(
+            step,
+            jnp.zeros(table_RW.shape, _wide(table_RW)),
+            jnp.zeros(table_RW.shape[0], jnp.float32),
+            jnp.zeros((), jnp.float32),
+            jnp.zeros((), jnp.float32),
+        )
+
+    def begin(self, state: WriteState) -> WriteState:
+        """Called once in every step, before its writes."""
+        step = state.step + 1
+        if self.ema_decay is None:
+            return state._replace(step=step)
+        t = state.step.astype(jnp.float32)
+        decay = jnp.minimum(jnp.float32(self.ema_decay), (1 + t) / (10 + t))
+        total_log = state.total_log + jnp.log(jnp.maximum(decay, 1e-30))
+        return state._replace(step=step, total_log=total_log, decay=decay)
+
+    def add(
+        self,
+        table_RW: jax.Array,
+        state: WriteState,
+        ids_B: jax.Array,
+        delta_BW: jax.Array,
+        *,
+        split: Split = WHOLE,
+    ) -> tuple[jax.Array, WriteState]:
+        """Add `delta_BW` (float32) to distinct rows; ids outside are left out."""
+        if table_RW.dtype == delta_BW.dtype and self.ema_decay is None:
+            return table_RW.at[ids_B].add(delta_BW, mode="drop"), state
+        old_BW = get_rows(table_RW, ids_B)
+        new_BW = self._rounded(old_BW, delta_BW, state, ids_B, table_RW, split)
+        table_RW = set_rows(table_RW, ids_B, new_BW)
+        if self.ema_decay is None:
+            return table_RW, state
+        past_B = get_rows(state.decay_log_R, ids_B)
+        gap_BW = get_rows(state.gap_RW, ids_B)
+        gap_BW = self._gap(gap_BW, past_B, old_BW, new_BW, state)
+        return table_RW, state._replace(
+            gap_RW=set_rows(state.gap_RW, ids_B, gap_BW),
+            decay_log_R=set_rows(state.decay_log_R, ids_B, state.total_log),
+        )
+
+    def add_all(
+        self,
+        table_RW: jax.Array,
+        state: WriteState,
+        delta_RW: jax.Array,
+        *,
+        split: Split = WHOLE,
+    ) -> tuple[jax.Array, WriteState]:
+        """Add `delta_RW` (float32) to the whole table; zeros change nothing."""
+        if table_RW.dtype == delta_RW.dtype and self.ema_decay is None:
+            return table_RW + delta_RW, state
+        ids_R = jnp.arange(table_RW.shape[0], dtype=jnp.int32)
+        old_RW = load(table_RW)
+        new_RW = self._rounded(old_RW, delta_RW, state, ids_R, table_RW, split)
+        if self.ema_decay is None:
+            return store(new_RW), state
+        gap_RW = self._gap(state.gap_RW, state.decay_log_R, old_RW, new_RW, state)
+        return store(new_RW), state._replace(
+            gap_RW=gap_RW,
+            decay_log_R=jnp.full_like(state.decay_log_R, state.total_log),
+        )
+
+    def mean(self, table_RW: jax.Array, state: WriteState) -> jax.Array:
+        """The running mean of the table, in its dtype; the table itself without one."""
+        if self.ema_decay is None:
+            return table_RW
+        share_R = jnp.exp(state.total_log - state.decay_log_R)
+        values_RW = load(table_RW)
+        wide_RW = values_RW.astype(state.gap_RW.dtype)
+        mean_RW = wide_RW - share_R[:, None] * state.gap_RW
+        return store(mean_RW.astype(values_RW.dtype))
+
+    def _rounded(
+        self,
+        old_BW: jax.Array,
+        delta_BW: jax.Array,
+        state: WriteState,
+        ids_B: jax.Array,
+        table_RW: jax.Array,
+        split: Split,
+    ) -> jax.Array:
+        wide_BW = old_BW.astype(delta_BW.dtype) + delta_BW
+        if not self.stochastic_rounding or old_BW.dtype == delta_BW.dtype:
+            return wide_BW.astype(old_BW.dtype)
+        n_rows, width = table_RW.shape
+        rows_B = ids_B + split.first_row(n_rows)
+        columns_W = split.first_column(width) + jnp.arange(width, dtype=jnp.int32)
+        return stochastic_round(
+            wide_BW, old_BW.dtype, self.seed, state.step, rows_B, columns_W
+        )
+
+    def _gap(
+        self,
+        gap_BW: jax.Array,
+        past_B: jax.Array,
+        old_BW: jax.Array,
+        new_BW: jax.Array,
+        state: WriteState,
+    ) -> jax.Array:
+        """gap <- d * (gap + what the row moved), after the decays it missed."""
+        share_B = jnp.exp(state.total_log - past_B)
+        moved_BW = new_BW.astype(gap_BW.dtype) - old_BW.astype(gap_BW.dtype)
+        return share_B[:, None] * gap_BW + state.decay * moved_BW
+
+
+def _wide(table_RW: jax.Array) -> jnp.dtype:
+    return jnp.promote_types(value_dtype(table_RW), jnp.float32)
