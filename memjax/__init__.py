@@ -14,21 +14,30 @@ if TYPE_CHECKING:
     from memjax.experiment import Experiment, load_experiment
     from memjax.layers.engram import Engram, EngramConfig
     from memjax.layers.precision import PrecisionConfig
+    from memjax.layers.row_grad import value_and_row_grad
+    from memjax.layers.table import Table, ValueTable, declare_table
     from memjax.models.config import ModelConfig
     from memjax.models.language_model import LanguageModel
+    from memjax.ops.embedding_bag import embedding_bag, gather_rows
     from memjax.ops.gates import combine, signed_sqrt_gate
     from memjax.ops.look_back import next_history
     from memjax.ops.ngram_hash import host_ngram_rows, ngram_rows
     from memjax.ops.ngram_layout import NgramLayout, ngram_layouts
+    from memjax.ops.row_gradient import RowGradient, unique_rows
     from memjax.ops.short_conv import short_conv
     from memjax.ops.sinkhorn import sinkhorn_balance
     from memjax.optim.build import build_optimizer
     from memjax.optim.config import OptimConfig
+    from memjax.optim.row_write import RowWriter
     from memjax.optim.sinkhorn_momentum import (
         scale_by_sinkhorn_momentum,
         sinkhorn_momentum,
     )
+    from memjax.optim.sinkhorn_rows import sinkhorn_rows
+    from memjax.optim.table_optimizer import TableOptimizer, rowwise
+    from memjax.optim.tables import TableGroup, apply_updates, table_optimizer
     from memjax.parallel.mesh import MeshConfig
+    from memjax.parallel.row_sharding import RowSharding
     from memjax.train.config import TrainConfig
 
 _HOMES = {
@@ -45,19 +54,35 @@ _HOMES = {
     "NgramLayout": "ops.ngram_layout",
     "OptimConfig": "optim.config",
     "PrecisionConfig": "layers.precision",
+    "RowGradient": "ops.row_gradient",
+    "RowSharding": "parallel.row_sharding",
+    "RowWriter": "optim.row_write",
+    "Table": "layers.table",
+    "TableGroup": "optim.tables",
+    "TableOptimizer": "optim.table_optimizer",
     "TrainConfig": "train.config",
+    "ValueTable": "layers.table",
+    "apply_updates": "optim.tables",
     "build_optimizer": "optim.build",
     "combine": "ops.gates",
+    "declare_table": "layers.table",
+    "embedding_bag": "ops.embedding_bag",
+    "gather_rows": "ops.embedding_bag",
     "host_ngram_rows": "ops.ngram_hash",
     "load_experiment": "experiment",
     "next_history": "ops.look_back",
     "ngram_layouts": "ops.ngram_layout",
     "ngram_rows": "ops.ngram_hash",
+    "rowwise": "optim.table_optimizer",
     "scale_by_sinkhorn_momentum": "optim.sinkhorn_momentum",
     "short_conv": "ops.short_conv",
     "signed_sqrt_gate": "ops.gates",
     "sinkhorn_balance": "ops.sinkhorn",
     "sinkhorn_momentum": "optim.sinkhorn_momentum",
+    "sinkhorn_rows": "optim.sinkhorn_rows",
+    "table_optimizer": "optim.tables",
+    "unique_rows": "ops.row_gradient",
+    "value_and_row_grad": "layers.row_grad",
 }
 
 __all__ = [
@@ -74,19 +99,35 @@ __all__ = [
     "NgramLayout",
     "OptimConfig",
     "PrecisionConfig",
+    "RowGradient",
+    "RowSharding",
+    "RowWriter",
+    "Table",
+    "TableGroup",
+    "TableOptimizer",
     "TrainConfig",
+    "ValueTable",
+    "apply_updates",
     "build_optimizer",
     "combine",
+    "declare_table",
+    "embedding_bag",
+    "gather_rows",
     "host_ngram_rows",
     "load_experiment",
     "next_history",
     "ngram_layouts",
     "ngram_rows",
+    "rowwise",
     "scale_by_sinkhorn_momentum",
     "short_conv",
     "signed_sqrt_gate",
     "sinkhorn_balance",
     "sinkhorn_momentum",
+    "sinkhorn_rows",
+    "table_optimizer",
+    "unique_rows",
+    "value_and_row_grad",
 ]
 
 

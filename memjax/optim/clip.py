@@ -25,6 +25,14 @@ def global_norm(tree: Any) -> jax.Array:
     return jnp.sqrt(total)
 
 
+def clip_factor(norm: jax.Array, max_norm: float) -> jax.Array:
+    """min(1, max_norm / norm); 0 for a limit of 0, NaN unless the norm is finite."""
+    limit = jnp.asarray(max_norm, norm.dtype)
+    longest = jnp.maximum(norm, limit)
+    factor = jnp.where(longest > 0, limit / jnp.where(longest > 0, longest, 1), 0)
+    return jnp.where(jnp.isfinite(norm), factor, jnp.nan)
+
+
 def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
     """Scale all leaves by min(1, max_norm / norm); dtypes are kept.
 
@@ -37,11 +45,7 @@ def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
-        norm = global_norm(updates)
-        limit = jnp.asarray(max_norm, norm.dtype)
-        longest = jnp.maximum(norm, limit)
-        factor = jnp.where(longest > 0, limit / jnp.where(longest > 0, longest, 1), 0)
-        factor = jnp.where(jnp.isfinite(norm), factor, jnp.nan)
+        factor = clip_factor(global_norm(updates), max_norm)
 
         def scale(update: jax.Array) -> jax.Array:
             wide = update.astype(jnp.promote_types(update.dtype, jnp.float32))

@@ -1,0 +1,220 @@
+"""Value tables inside Linen modules: where they live, and how a read is recorded.
+
+What: `declare_table` makes a table of the calling module; `Table` reads it; and
+    `ValueTable` is a module that owns one.
+Why: in mode "rows" a table is not differentiated; every read hands out its row ids and
+    takes a tap whose gradient is the read's, so the gradient costs what the reads cost.
+When not: outside Linen; see `ops.embedding_bag` and `ops.row_gradient`.
+
+Collections: "tables" holds tables in mode "rows"; "reads" is sown by every call site;
+"taps" is given by `layers.row_grad.value_and_row_grad` and by nobody else.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from memjax.errors import ConfigError, ShapeError
+from memjax.ops.embedding_bag import embedding_bag, gather_rows, row_ids
+from memjax.ops.rows import store, value_dtype
+from memjax.parallel.row_sharding import RowSharding
+
+TABLES, READS, TAPS = "tables", "reads", "taps"
+TABLE_MODES = ("dense", "rows")
+MAX_ROWS = 2**31 - 2
+Init = Callable[[jax.Array, tuple[int, int], Any], jax.Array]
+
+
+@flax.struct.dataclass
+class Read:
+    """What one call site read, as it is sown.
+
+    Attributes:
+        ids: int32 [..., K].
+        weights: float [..., K], or None for single rows.
+        tap: zeros like the value, [..., W]; only its shape and dtype are used.
+        table: path of the table, such as "block_1/memory/table".
+    """
+
+    ids: jax.Array
+    weights: jax.Array | None
+    tap: jax.Array
+    table: str = flax.struct.field(pytree_node=False)
+
+
+@flax.struct.dataclass
+class Table:
+    """A handle on a table; pass it to whoever reads it.
+
+    Attributes:
+        stored: the array: in mode "dense" a parameter [R, W], in mode "rows" the
+            stored form (see `ops.rows`), padded when it is divided by rows.
+        n_rows: rows R without padding.
+        path: names of the owning modules and of the table, joined by "/".
+        mode: "dense" or "rows".
+        sharding: how it is divided; None: not divided.
+    """
+
+    stored: jax.Array
+    n_rows: int = flax.struct.field(pytree_node=False)
+    path: str = flax.struct.field(pytree_node=False)
+    mode: str = flax.struct.field(pytree_node=False)
+    sharding: RowSharding | None = flax.struct.field(pytree_node=False)
+
+    def gather(self, caller: nn.Module, ids: Any) -> jax.Array:
+        """Rows [..., W] of ids [...], in the dtype of the table.
+
+        Args:
+            caller: the module that reads; the read is recorded under it.
+            ids: int32; ids outside [0, R) give NaN.
+        """
+        ids = row_ids(ids, self.n_rows)
+        if self.sharding is not None:
+            value = self.sharding.gather(self.stored, ids, self.n_rows)
+        else:
+            value = gather_rows(self.stored, ids)
+        return self._tapped(caller, ids[..., None], None, value)
+
+    def bag(self, caller: nn.Module, ids: Any, weights: jax.Array) -> jax.Array:
+        """Weighted sums [..., W] of the rows ids [..., K], float32 or wider."""
+        ids = row_ids(ids, self.n_rows)
+        if self.sharding is not None:
+            value = self.sharding.bag(self.stored, ids, weights, self.n_rows)
+        else:
+            stored = self.stored
+            if self.mode == "rows":
+                stored = jax.lax.stop_gradient(stored)
+            value = embedding_bag(stored, ids, weights)
+        return self._tapped(caller, ids, weights, value)
+
+    def _tapped(
+        self,
+        caller: nn.Module,
+        ids: jax.Array,
+        weights: jax.Array | None,
+        value: jax.Array,
+    ) -> jax.Array:
+        if self.mode == "dense" or caller.is_initializing():
+            return value
+        value = jax.lax.stop_gradient(value) if weights is None else value
+        name = self.path.replace("/", ".")
+        mutable = caller.is_mutable_collection(READS)
+        if caller.has_variable(TAPS, name):
+            if not mutable:
+                raise ConfigError(
+                    "mutable", "without 'reads'", "apply(..., mutable=['reads'])"
+                )
+            # A module called twice has a tap for each call, in their order.
+            number = len(caller.get_variable(READS, name, ()))
+            value = value + caller.get_variable(TAPS, name)[number]
+        if mutable:
+            weights = None if weights is None else jax.lax.stop_gradient(weights)
+            tap = jnp.zeros(value.shape, value.dtype)
+            caller.sow(READS, name, Read(ids, weights, tap, self.path))
+        return value
+
+
+def declare_table(
+    module: nn.Module,
+    name: str,
+    n_rows: int,
+    width: int,
+    *,
+    init: Init,
+    dtype: Any = jnp.float32,
+    mode: str = "dense",
+    sharding: RowSharding | None = None,
+) -> Table:
+    """Make, or find again, a table of `module`; call it as you would `module.param`.
+
+    Args:
+        module: the owner, inside its `setup` or compact method.
+        name: of the variable.
+        n_rows, width: R x W, without padding.
+        init: (key, shape, dtype) -> values; the same values in both modes and on any
+            number of devices.
+        dtype: of the values.
+        mode: "dense": an ordinary parameter; "rows": a variable of the collection
+            "tables", bfloat16 stored as uint16.
+        sharding: how a table in mode "rows" is divided.
+
+    Raises:
+        ConfigError: n_rows, width or mode out of range, or a dense table divided.
+        ShapeError: the variable that was handed in has another shape.
+    """
+    check_table_size("n_rows", n_rows)
+    if width < 1:
+        raise ConfigError("width", width, "at least 1 column")
+    if mode not in TABLE_MODES:
+        raise ConfigError("table_mode", mode, f"one of {TABLE_MODES}")
+    path = "/".join((*module.scope.path, name)) if module.scope else name
+    if mode == "dense":
+        if sharding is not None:
+            raise ConfigError("table_mode", mode, "'rows' for a table that is divided")
+        stored = module.param(name, init, (n_rows, width), dtype)
+        return Table(stored, n_rows, path, mode, None)
+    shape = (n_rows, width) if sharding is None else sharding.shape(n_rows, width)
+
+    def make() -> jax.Array:
+        values = store(init(module.make_rng("params"), (n_rows, width), dtype))
+        return jnp.pad(
+            values, [(0, a - b) for a, b in zip(shape, values.shape, strict=True)]
+        )
+
+    stored = module.variable(TABLES, name, make).value
+    if stored.shape != shape:
+        raise ShapeError(f"table {path}", stored.shape, shape)
+    if value_dtype(stored) != jnp.dtype(dtype):
+        raise ConfigError(f"dtype of table {path}", value_dtype(stored), f"{dtype}")
+    return Table(stored, n_rows, path, mode, sharding)
+
+
+def check_table_size(field: str, n_rows: int) -> None:
+    """ConfigError unless row ids, and the id after the last, fit 32 bits."""
+    if not 1 <= n_rows <= MAX_ROWS:
+        raise ConfigError(field, n_rows, f"1 to {MAX_ROWS} rows (32-bit ids)")
+
+
+class ValueTable(nn.Module):
+    """A module that owns one table and reads it for anybody.
+
+    Attributes: as the arguments of `declare_table`; table_std is the standard deviation
+    of the normal initialiser.
+
+    Call sites: `table.handle()` gives the `Table` to pass to other modules, which read
+    it with `handle.gather(self, ids)`; `table(ids)` and `table(ids, weights)` read it
+    here. Cost: as in `ops.embedding_bag`.
+    """
+
+    n_rows: int
+    width: int
+    dtype: Any = jnp.float32
+    mode: str = "dense"
+    table_std: float = 0.02
+    sharding: RowSharding | None = None
+
+    def setup(self) -> None:
+        self.table = declare_table(
+            self,
+            "table",
+            self.n_rows,
+            self.width,
+            init=nn.initializers.normal(self.table_std),
+            dtype=self.dtype,
+            mode=self.mode,
+            sharding=self.sharding,
+        )
+
+    def handle(self) -> Table:
+        """The table, to be passed to other modules."""
+        return self.table
+
+    def __call__(self, ids: Any, weights: jax.Array | None = None) -> jax.Array:
+        """Rows [..., W] of ids [...], or weighted sums of rows of ids [..., K]."""
+        if weights is None:
+            return self.table.gather(self, ids)
+        return self.table.bag(self, ids, weights)

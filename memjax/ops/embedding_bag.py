@@ -1,0 +1,171 @@
+"""Reads of a table: single rows, and weighted sums of rows.
+
+What: `gather_rows` and `embedding_bag`, each with a gradient that never holds reads x
+    width numbers; `row_ids`, the check of ids that come from the host.
+Why: an id outside the table must be seen, and the plain formulations of a weighted sum
+    store every row they read for the backward pass.
+When not: writing rows; see `rows` and the table optimizers.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from memjax.errors import DataError, ShapeError
+from memjax.ops.row_gradient import RowGradient, dense_gradient, unique_rows
+from memjax.ops.rows import load, value_dtype
+
+_UNROLLED = 32
+_TOKENS_AT_A_TIME = 16
+
+
+def row_ids(ids: Any, n_rows: int) -> jax.Array:
+    """Row ids as int32, checked when they come from the host.
+
+    Args:
+        ids: integers of any shape; numpy arrays and lists are checked here, arrays on
+            the device are not (a read outside the table is NaN there).
+        n_rows: rows of the table.
+
+    Raises:
+        DataError: an id of the host is not an integer, below 0, or at least n_rows.
+    """
+    if isinstance(ids, jax.Array):
+        if not jnp.issubdtype(ids.dtype, jnp.integer):
+            raise DataError(f"row ids have dtype {ids.dtype}, allowed: integers")
+        return ids.astype(jnp.int32)
+    host = np.asarray(ids)
+    if not np.issubdtype(host.dtype, np.integer):
+        raise DataError(f"row ids have dtype {host.dtype}, allowed: integers")
+    wrong = host[(host < 0) | (host >= n_rows)]
+    if wrong.size:
+        raise DataError(
+            f"row id {wrong.flat[0]} (and {wrong.size - 1} more) is outside the table, "
+            f"allowed: 0 <= id < {n_rows}"
+        )
+    return jnp.asarray(host.astype(np.int32))
+
+
+def gather_rows(table_RW: jax.Array, ids: Any) -> jax.Array:
+    """Rows of a table, [..., W]: numbers in the dtype of the table.
+
+    Args:
+        table_RW: rows x width; uint16 holds the bits of bfloat16.
+        ids: integers [...]; of the host: checked (`row_ids`).
+
+    Returns:
+        A read outside the table is NaN, never another row (floating tables).
+    """
+    ids = row_ids(ids, table_RW.shape[0])
+    rows = table_RW.at[ids].get(
+        mode="fill", fill_value=_nan(table_RW), wrap_negative_indices=False
+    )
+    return load(rows)
+
+
+def embedding_bag(table_RW: jax.Array, ids: Any, weights: jax.Array) -> jax.Array:
+    """Weighted sums of rows: out = sum over k of weights_k * table[ids_k].
+
+    Args:
+        table_RW: rows x width; uint16 holds the bits of bfloat16.
+        ids: integers [..., K]; of the host: checked (`row_ids`).
+        weights: float [..., K].
+
+    Returns:
+        [..., W] in float32, or wider for wider inputs, summed in that dtype in the
+        order of k. An id outside the table makes its sum NaN, whatever its weight;
+        K = 0 gives zeros.
+
+    Raises:
+        ShapeError: ids and weights differ in shape.
+
+    Cost: K reads of W entries a token. Backward: the rows are read once more for the
+        weights; the table's gradient is summed by unique row and is a whole table, so
+        it is for small tables. Where the gradient stops at the table it is not formed.
+    """
+    ids = row_ids(ids, table_RW.shape[0])
+    if ids.shape != weights.shape:
+        raise ShapeError("weights", weights.shape, ids.shape)
+    flat = _bag(
+        table_RW,
+        ids.reshape(-1, ids.shape[-1]),
+        weights.reshape(-1, ids.shape[-1]),
+    )
+    return flat.reshape(*ids.shape[:-1], table_RW.shape[1])
+
+
+def weighted_sums(
+    table_RW: jax.Array, ids_NK: jax.Array, weights_NK: jax.Array
+) -> jax.Array:
+    """The sums of `embedding_bag` for ids [N, K], without a gradient rule."""
+    n_reads, n_rows_read = ids_NK.shape
+    dtype = jnp.result_type(value_dtype(table_RW), weights_NK, jnp.float32)
+
+    def add(sums_NW: jax.Array, ids_Nk: jax.Array, weights_Nk: jax.Array) -> jax.Array:
+        for k in range(ids_Nk.shape[1]):
+            rows_NW = gather_rows(table_RW, ids_Nk[:, k]).astype(dtype)
+            sums_NW = sums_NW + rows_NW * weights_Nk[:, k, None].astype(dtype)
+        return sums_NW
+
+    def group(i: jax.Array, sums_NW: jax.Array) -> jax.Array:
+        at = i * _UNROLLED
+        return add(
+            sums_NW,
+            lax.dynamic_slice_in_dim(ids_NK, at, _UNROLLED, 1),
+            lax.dynamic_slice_in_dim(weights_NK, at, _UNROLLED, 1),
+        )
+
+    # Groups keep the program small when many rows are read for a token.
+    done = n_rows_read // _UNROLLED * _UNROLLED
+    sums_NW = jnp.zeros((n_reads, table_RW.shape[1]), dtype)
+    if done:
+        sums_NW = lax.fori_loop(0, done // _UNROLLED, group, sums_NW)
+    return add(sums_NW, ids_NK[:, done:], weights_NK[:, done:])
+
+
+def weights_gradient(
+    table_RW: jax.Array, ids_NK: jax.Array, cotangent_NW: jax.Array
+) -> jax.Array:
+    """Gradient [N, K] of the weights: products of the cotangent and the rows read."""
+
+    def of_token(token: tuple[jax.Array, jax.Array]) -> jax.Array:
+        ids_K, cotangent_W = token
+        rows_KW = gather_rows(table_RW, ids_K).astype(cotangent_W.dtype)
+        return jnp.matmul(rows_KW, cotangent_W, precision=lax.Precision.HIGHEST)
+
+    return lax.map(of_token, (ids_NK, cotangent_NW), batch_size=_TOKENS_AT_A_TIME)
+
+
+@jax.custom_vjp
+def _bag(table_RW: jax.Array, ids_NK: jax.Array, weights_NK: jax.Array) -> jax.Array:
+    return weighted_sums(table_RW, ids_NK, weights_NK)
+
+
+def _bag_forward(
+    table_RW: jax.Array, ids_NK: jax.Array, weights_NK: jax.Array
+) -> tuple[jax.Array, Any]:
+    return _bag(table_RW, ids_NK, weights_NK), (table_RW, ids_NK, weights_NK)
+
+
+def _bag_backward(saved: Any, cotangent_NW: jax.Array) -> tuple[Any, None, jax.Array]:
+    table_RW, ids_NK, weights_NK = saved
+    weights_bar_NK = weights_gradient(table_RW, ids_NK, cotangent_NW)
+    table_bar_RW = None
+    if jnp.issubdtype(table_RW.dtype, jnp.floating):
+        gradient = RowGradient(ids_NK, weights_NK, cotangent_NW)
+        rows = unique_rows([gradient], *table_RW.shape)
+        table_bar_RW = dense_gradient(rows, table_RW.shape[0]).astype(table_RW.dtype)
+    return table_bar_RW, None, weights_bar_NK.astype(weights_NK.dtype)
+
+
+_bag.defvjp(_bag_forward, _bag_backward)
+
+
+def _nan(table_RW: jax.Array) -> Any:
+    """NaN in the dtype of a stored table."""
+    if table_RW.dtype == jnp.uint16:
+        return np.uint16(0x7FC0)
+    return jnp.nan if jnp.issubdtype(table_RW.dtype, jnp.floating) else None

@@ -1,0 +1,280 @@
+"""The optimizer of all tables of a model: groups, clipping, and the mesh.
+
+What: `table_optimizer` joins one `TableOptimizer` per group of tables into a
+    `TablesOptimizer`; `apply_updates` applies both kinds of updates of a step.
+Why: rows are summed once per table, their norm is known before they are clipped, and
+    all of it stays inside the parts of divided tables.
+When not: dense weights; optax has `partition` for those.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from memjax.errors import ConfigError
+from memjax.ops.row_gradient import RowGradient, UniqueRows, unique_rows
+from memjax.ops.split import WHOLE, Split
+from memjax.optim.clip import clip_factor
+from memjax.optim.labels import path_name
+from memjax.optim.table_optimizer import Metrics, TableOptimizer
+from memjax.parallel.row_sharding import RowSharding
+
+Gradients = Mapping[str, Sequence[RowGradient]]
+
+
+@dataclass(frozen=True)
+class TableGroup:
+    """Tables that share an optimizer and a clipping norm.
+
+    Attributes:
+        pattern: regular expression, searched in the path of a table, such as
+            "block_1/memory/table".
+        optimizer: trains each table of the group; None leaves them as they are.
+        clip_norm: largest Euclidean norm of the gradients of the group, all its tables
+            together; None leaves them.
+    """
+
+    pattern: str
+    optimizer: TableOptimizer | None
+    clip_norm: float | None = None
+
+
+class TablesOptimizer(NamedTuple):
+    """How the tables of a model are trained.
+
+    Attributes:
+        init: tables -> {path: state}.
+        apply: (gradients, state, tables, scale) -> (tables, state, metrics). Gradients
+            are {path: row gradients}, multiplied by `scale` (a number or scalar) before
+            anything else. Metrics are scalars named "NAME/PATH": "grad_norm" before
+            clipping, "update_norm", and those of the optimizers.
+        mean: (tables, state) -> running means where they are kept, else the tables.
+        state_specs: (tables) -> a tree of PartitionSpec like the state; None when the
+            tables are not divided.
+    """
+
+    init: Callable[[Any], dict[str, Any]]
+    apply: Callable[..., tuple[Any, dict[str, Any], Metrics]]
+    mean: Callable[[Any, dict[str, Any]], Any]
+    state_specs: Callable[[Any], Any]
+
+
+def table_optimizer(
+    groups: TableOptimizer | Sequence[TableGroup],
+    *,
+    sharding: RowSharding | None = None,
+    n_rows: Mapping[str, int] | None = None,
+) -> TablesOptimizer:
+    """An optimizer of a tree of tables.
+
+    Args:
+        groups: one optimizer for all tables, or groups; the first group whose pattern
+            is found in a table's path takes it.
+        sharding: how the tables are divided; None: not divided.
+        n_rows: {path: rows without padding} of divided tables.
+
+    Returns:
+        A TablesOptimizer; its functions raise ConfigError when a table belongs to no
+        group, a group has no table, a gradient has no table, or n_rows lacks a table.
+    """
+    if isinstance(groups, TableOptimizer):
+        groups = (TableGroup("", groups),)
+    chosen = tuple(groups)
+
+    def group_of(paths: Sequence[str]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for path in paths:
+            hits = [i for i, g in enumerate(chosen) if re.search(g.pattern, path)]
+            if not hits:
+                patterns = [group.pattern for group in chosen]
+                raise ConfigError(
+                    f"group of table {path}", None, f"a match of one of {patterns}"
+                )
+            found[path] = hits[0]
+        for i, group in enumerate(chosen):
+            if paths and i not in found.values():
+                raise ConfigError(
+                    "pattern", group.pattern, f"one that takes some of {list(paths)}"
+                )
+        return found
+
+    def split_of(path: str) -> Split:
+        if sharding is None:
+            return WHOLE
+        if n_rows is None or path not in n_rows:
+            raise ConfigError("n_rows", n_rows, f"the rows of table {path}")
+        return sharding.split(n_rows[path])
+
+    def trained(named: Mapping[str, Any]) -> dict[str, TableOptimizer]:
+        found = {}
+        for path, i in group_of(list(named)).items():
+            optimizer = chosen[i].optimizer
+            if optimizer is not None:
+                found[path] = optimizer
+        return found
+
+    def state_specs(tables: Any) -> Any:
+        if sharding is None:
+            return None
+        named = flat_tables(tables)
+        shapes = {
+            path: jax.eval_shape(optimizer.init, named[path])
+            for path, optimizer in trained(named).items()
+        }
+        spec_of = sharding.state_spec
+        return jax.tree.map(lambda x: spec_of(x.ndim), shapes)
+
+    def init(tables: Any) -> dict[str, Any]:
+        named = flat_tables(tables)
+
+        def local(named: dict[str, jax.Array]) -> dict[str, Any]:
+            return {
+                path: optimizer.init(named[path], split_of(path))
+                for path, optimizer in trained(named).items()
+            }
+
+        if sharding is None:
+            return local(named)
+        specs = dict.fromkeys(named, sharding.spec)
+        return _divided(sharding, local, (specs,), state_specs(tables))(named)
+
+    def update(
+        named: dict[str, jax.Array],
+        state: dict[str, Any],
+        gradients: Gradients,
+        scale: jax.Array,
+    ) -> tuple[dict[str, jax.Array], dict[str, Any], Metrics]:
+        """The step on whole tables, or on the parts at hand."""
+        optimizers = trained(named)
+        rows = {
+            path: _scaled(
+                unique_rows(
+                    gradients.get(path, ()), *named[path].shape, split=split_of(path)
+                ),
+                scale,
+            )
+            for path in optimizers
+        }
+        squares = {path: _square(rows[path], split_of(path)) for path in optimizers}
+        group = group_of(list(named))
+        for i, limit in enumerate(chosen):
+            members = [path for path in optimizers if group[path] == i]
+            if limit.clip_norm is not None and members:
+                norm = jnp.sqrt(sum(squares[path] for path in members))
+                factor = clip_factor(norm, limit.clip_norm)
+                rows |= {path: _scaled(rows[path], factor) for path in members}
+        # Every read of a table comes before its first write, so nothing is copied.
+        named, rows = lax.optimization_barrier((named, rows))
+        new, new_state, metrics = dict(named), {}, {}
+        for path, optimizer in optimizers.items():
+            new[path], new_state[path], found = optimizer.apply(
+                rows[path], state[path], named[path], split_of(path)
+            )
+            metrics[f"grad_norm/{path}"] = jnp.sqrt(squares[path])
+            metrics |= {f"{name}/{path}": value for name, value in found.items()}
+        return new, new_state, metrics
+
+    def apply(
+        gradients: Gradients,
+        state: dict[str, Any],
+        tables: Any,
+        scale: Any = 1.0,
+    ) -> tuple[Any, dict[str, Any], Metrics]:
+        named = flat_tables(tables)
+        unknown = sorted(set(gradients) - set(named))
+        if unknown:
+            raise ConfigError("gradients", unknown, f"tables of {sorted(named)}")
+        scale = jnp.asarray(scale, jnp.float32)
+        gradients = {path: tuple(gradient) for path, gradient in gradients.items()}
+        function = update
+        if sharding is not None:
+            specs = dict.fromkeys(named, sharding.spec)
+            states = state_specs(tables)
+            whole = PartitionSpec()
+            function = _divided(
+                sharding,
+                update,
+                (specs, states, whole, whole),
+                (specs, states, whole),
+            )
+        named, state, metrics = function(named, state, gradients, scale)
+        return unflat_tables(tables, named), state, metrics
+
+    def mean(tables: Any, state: dict[str, Any]) -> Any:
+        named = flat_tables(tables)
+        means = {
+            path: optimizer.mean(named[path], state[path])
+            for path, optimizer in trained(named).items()
+        }
+        return unflat_tables(tables, named | means)
+
+    return TablesOptimizer(init, apply, mean, state_specs)
+
+
+def apply_updates(
+    params: Any,
+    updates: Any,
+    tables: Any,
+    gradients: Gradients,
+    state: dict[str, Any],
+    optimizer: TablesOptimizer,
+    *,
+    scale: Any = 1.0,
+) -> tuple[Any, Any, dict[str, Any], Metrics]:
+    """Apply an optax update to the dense weights and row gradients to the tables.
+
+    Args:
+        params, updates: trees of dense weights, as for `optax.apply_updates`.
+        tables: the tree of tables, donated by the caller's jit.
+        gradients: {path: row gradients}, `Grads.tables`.
+        state: the state of the tables' optimizer.
+        optimizer: from `table_optimizer`.
+        scale: factor of the row gradients, such as 1 / the number of targets.
+
+    Returns:
+        (params, tables, state, metrics).
+    """
+    tables, state, metrics = optimizer.apply(gradients, state, tables, scale)
+    return optax.apply_updates(params, updates), tables, state, metrics
+
+
+def flat_tables(tables: Any) -> dict[str, jax.Array]:
+    """{path: table} of a tree of tables, in tree order."""
+    leaves = jax.tree_util.tree_leaves_with_path(tables)
+    return {path_name(path): leaf for path, leaf in leaves}
+
+
+def unflat_tables(tables: Any, named: Mapping[str, jax.Array]) -> Any:
+    """The tree of `flat_tables` with other leaves."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: named[path_name(path)], tables
+    )
+
+
+def _divided(
+    sharding: RowSharding, function: Any, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    return jax.shard_map(
+        function,
+        mesh=sharding.mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        check_vma=False,
+    )
+
+
+def _scaled(rows: UniqueRows, factor: jax.Array) -> UniqueRows:
+    return rows._replace(sums_UW=rows.sums_UW * factor.astype(rows.sums_UW.dtype))
+
+
+def _square(rows: UniqueRows, split: Split) -> jax.Array:
+    """Squared Euclidean norm of a gradient over all parts of the table."""
+    square = jnp.sum(jnp.square(rows.sums_UW))
+    return split.sum_over_columns(split.sum_over_rows(square))
