@@ -1,0 +1,1 @@
+"""Timings of parts of memjax on the machine at hand, as plain figures."""

@@ -1,0 +1,56 @@
+"""What a machine is, as far as a timing depends on it.
+
+What: `machine_facts`, plain JSON, and `free_bytes`.
+Why: a figure without its machine cannot be repeated.
+When not: devices and extras for a bug report; `memjax doctor` prints those.
+"""
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+def machine_facts() -> dict[str, Any]:
+    """Processor, cores, memory, load, and versions of python, jax and memjax.
+
+    What the system does not tell is None. The load is the mean number of running
+    programs over the last minute: much above 0 before a timing, others were at work.
+    """
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {
+        "processor": _field("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "memory_bytes": _bytes("MemTotal"),
+        "load": load,
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "jax": version("jax"),
+        "memjax": version("memjax"),
+    }
+
+
+def free_bytes() -> int | None:
+    """Memory that programs can still take without swapping; None: unknown."""
+    return _bytes("MemAvailable")
+
+
+def _bytes(name: str) -> int | None:
+    text = _field("/proc/meminfo", name)
+    return None if text is None else int(text.split()[0]) * 1024
+
+
+def _field(file: str, name: str) -> str | None:
+    """The first value of `name` in a file of lines `name: value`."""
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None

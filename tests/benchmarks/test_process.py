@@ -1,0 +1,70 @@
+"""A worker in a process of its own: its answers, its errors, its environment."""
+
+import numpy as np
+import pytest
+
+from memjax.benchmarks.machine import free_bytes, machine_facts
+from memjax.benchmarks.process import (
+    BenchmarkError,
+    Local,
+    Process,
+    environment,
+    huge_page_frac,
+)
+from memjax.benchmarks.table_step import TableCase, save_batches
+
+
+@pytest.fixture
+def file(tmp_path):
+    tokens = np.full((2, 8), 97, np.int32)
+    save_batches(tmp_path / "b.npz", [{"tokens": tokens, "segments": tokens}])
+    return tmp_path / "b.npz"
+
+
+CASE = TableCase(optimizer="adam", n_rows=2048, width=8)
+
+
+def test_process_answers_like_a_local_worker_and_reports_errors(file, tmp_path):
+    broken = Process(CASE, tmp_path / "no.npz", huge_pages=False)
+    process, local = Process(CASE, file, huge_pages=True), Local(CASE, file, True)
+    try:
+        described, here = process.answer(), local.answer()
+        assert described["need_bytes"] == here["need_bytes"] > 0
+        counts = []
+        for worker in (process, local):
+            for call, n in (("start", 0), ("steps", 2), ("finish", 0)):
+                worker.ask(call, n)
+                answer = worker.answer()
+                assert call != "steps" or (len(answer) == 2 and min(answer) > 0)
+            counts.append(answer)
+        assert counts[0]["unique_rows"] == counts[1]["unique_rows"] > 0
+        with pytest.raises(BenchmarkError, match=r"adam with 2048 rows: .*no\.npz"):
+            broken.answer()
+        broken.ask("start")
+        with pytest.raises(BenchmarkError, match="ended with code 1: File.*no.npz"):
+            broken.answer()
+        process._process.kill()
+        process.ask("steps", 1)
+        with pytest.raises(BenchmarkError, match="2048 rows .* memory runs out"):
+            process.answer()
+    finally:
+        process.close()
+        broken.close()
+    assert process._process.returncode == -9
+
+
+def test_environment_sets_huge_pages_and_keeps_the_rest():
+    before = {"A": "b", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=2:glibc.x=1"}
+    on, off = environment(before, True), environment(before, False)
+    assert on["GLIBC_TUNABLES"] == "glibc.x=1:glibc.malloc.hugetlb=1"
+    assert off["GLIBC_TUNABLES"] == "glibc.x=1" and off["A"] == "b"
+    assert environment({}, True)["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+
+
+def test_machine_facts_are_there_or_none():
+    facts = machine_facts()
+    assert facts["cores"] >= 1 and facts["jax"] and facts["processor"]
+    for value in (free_bytes(), facts["memory_bytes"]):
+        assert value is None or value > 2**20
+    frac = huge_page_frac()
+    assert frac is None or 0 <= frac <= 1
