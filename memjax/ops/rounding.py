@@ -5,6 +5,8 @@ Why: small updates of a bfloat16 table are lost under round-to-nearest.
 When not: float32 tables, which need none.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -14,7 +16,7 @@ from memjax.errors import ConfigError
 
 def stochastic_round(
     wide_BW: jax.Array,
-    dtype: object,
+    dtype: Any,
     seed: int,
     step: jax.Array,
     rows_B: jax.Array,
@@ -45,9 +47,12 @@ def stochastic_round(
     row_B = _mix(word ^ rows_B.astype(jnp.uint32))
     random_BW = _mix(row_B[:, None] + columns_W.astype(jnp.uint32) * jnp.uint32(_STEP))
     bits_BW = lax.bitcast_convert_type(wide_BW, jnp.uint32)
-    rounded_BW = (bits_BW + (random_BW >> 16)) & jnp.uint32(0xFFFF0000)
-    rounded_BW = jnp.where(jnp.isfinite(wide_BW), rounded_BW, bits_BW)
-    return lax.bitcast_convert_type(rounded_BW, jnp.float32).astype(jnp.bfloat16)
+    # A NaN keeps a set bit among those that stay, else it would become infinite.
+    kept_BW = jnp.where(jnp.isnan(wide_BW), bits_BW | jnp.uint32(1 << 22), bits_BW)
+    rounded_BW = bits_BW + (random_BW >> 16)
+    rounded_BW = jnp.where(jnp.isfinite(wide_BW), rounded_BW, kept_BW)
+    upper_BW = (rounded_BW >> 16).astype(jnp.uint16)
+    return lax.bitcast_convert_type(upper_BW, jnp.bfloat16)
 
 
 # An odd number far from small fractions of 2**32: columns get distinct words.

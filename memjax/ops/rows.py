@@ -1,7 +1,7 @@
 """Reading and writing single rows of a table, whatever its dtype.
 
-What: `get_rows` and `set_rows`, a gather and a scatter that leave the rest alone, and
-    `store` / `load` for the integers that carry bfloat16.
+What: `get_rows` and `set_rows`, a gather and a scatter that leave the rest alone,
+    `store` / `load` for the integers that carry bfloat16, and `check_table`.
 Why: XLA on a CPU widens a whole bfloat16 table to write a few of its rows, whereas
     integers are written in place; a table of uint16 here holds the bits of bfloat16.
 When not: weighted sums of rows; see `embedding_bag`.
@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from memjax.errors import ConfigError, ShapeError
 
 _CARRIERS = {jnp.dtype(jnp.bfloat16): jnp.dtype(jnp.uint16)}
 _CARRIED = {carrier: dtype for dtype, carrier in _CARRIERS.items()}
@@ -56,6 +58,23 @@ def set_rows(table_RW: jax.Array, ids_B: jax.Array, rows_BW: Any) -> jax.Array:
     gets one of its rows.
     """
     rows_BW = jnp.asarray(rows_BW).astype(value_dtype(table_RW))
-    return table_RW.at[ids_B].set(
-        store(rows_BW), mode="drop", wrap_negative_indices=False
-    )
+    if rows_BW.dtype != table_RW.dtype:
+        rows_BW = store(rows_BW)
+    return table_RW.at[ids_B].set(rows_BW, mode="drop", wrap_negative_indices=False)
+
+
+def check_table(table_RW: Any) -> None:
+    """Raise unless `table_RW` is a table as it is stored.
+
+    Raises:
+        ShapeError: it has not two axes. Stacked tables are tables of their own.
+        ConfigError: its dtype is neither float32 (or wider) nor uint16 for bfloat16.
+    """
+    if jnp.ndim(table_RW) != 2:
+        raise ShapeError("table", tuple(jnp.shape(table_RW)), "two axes (rows, width)")
+    dtype = jnp.dtype(table_RW.dtype)
+    wide = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= 32
+    if not wide and dtype not in _CARRIED:
+        raise ConfigError(
+            "table.dtype", dtype.name, "float32, or uint16 from `store` for bfloat16"
+        )

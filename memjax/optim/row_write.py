@@ -6,15 +6,17 @@ Why: a bfloat16 table under round-to-nearest stops moving when updates are small
 When not: dense weights; optax and `optim.ema` do those.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from memjax.errors import ConfigError
 from memjax.ops.rounding import stochastic_round
-from memjax.ops.rows import get_rows, load, set_rows, store, value_dtype
+from memjax.ops.rows import check_table, get_rows, load, set_rows, store, value_dtype
 from memjax.ops.split import WHOLE, Split
 
 
@@ -24,16 +26,12 @@ class WriteState(NamedTuple):
     Attributes:
         step: int32 scalar, steps begun.
         gap_RW: table less its running mean, as of the last write; None without a mean.
-        decay_log_R: `total_log` at the row's last write; None without a mean.
-        total_log: float32 scalar, sum of the logarithms of all decays so far.
-        decay: float32 scalar, the decay of the step begun last.
+        written_R: int32, step of the row's last write; None without a mean.
     """
 
     step: jax.Array
     gap_RW: jax.Array | None
-    decay_log_R: jax.Array | None
-    total_log: jax.Array | None
-    decay: jax.Array | None
+    written_R: jax.Array | None
 
 
 @dataclass(frozen=True)
@@ -62,27 +60,20 @@ class RowWriter:
             raise ConfigError("ema_decay", self.ema_decay, "None or 0 <= decay < 1")
 
     def init(self, table_RW: jax.Array) -> WriteState:
-        """The state before the first step."""
+        """The state before the first step; raises as `check_table`."""
+        check_table(table_RW)
         step = jnp.zeros((), jnp.int32)
         if self.ema_decay is None:
-            return WriteState(step, None, None, None, None)
+            return WriteState(step, None, None)
         return WriteState(
             step,
             jnp.zeros(table_RW.shape, _wide(table_RW)),
-            jnp.zeros(table_RW.shape[0], jnp.float32),
-            jnp.zeros((), jnp.float32),
-            jnp.zeros((), jnp.float32),
+            jnp.zeros(table_RW.shape[0], jnp.int32),
         )
 
     def begin(self, state: WriteState) -> WriteState:
         """Called once in every step, before its writes."""
-        step = state.step + 1
-        if self.ema_decay is None:
-            return state._replace(step=step)
-        t = state.step.astype(jnp.float32)
-        decay = jnp.minimum(jnp.float32(self.ema_decay), (1 + t) / (10 + t))
-        total_log = state.total_log + jnp.log(jnp.maximum(decay, 1e-30))
-        return state._replace(step=step, total_log=total_log, decay=decay)
+        return state._replace(step=state.step + 1)
 
     def add(
         self,
@@ -99,14 +90,14 @@ class RowWriter:
         old_BW = get_rows(table_RW, ids_B)
         new_BW = self._rounded(old_BW, delta_BW, state, ids_B, table_RW, split)
         table_RW = set_rows(table_RW, ids_B, new_BW)
-        if self.ema_decay is None:
+        if state.gap_RW is None or state.written_R is None:
             return table_RW, state
-        past_B = get_rows(state.decay_log_R, ids_B)
+        written_B = get_rows(state.written_R, ids_B)
         gap_BW = get_rows(state.gap_RW, ids_B)
-        gap_BW = self._gap(gap_BW, past_B, old_BW, new_BW, state)
+        gap_BW = self._gap(gap_BW, written_B, old_BW, new_BW, state)
         return table_RW, state._replace(
             gap_RW=set_rows(state.gap_RW, ids_B, gap_BW),
-            decay_log_R=set_rows(state.decay_log_R, ids_B, state.total_log),
+            written_R=set_rows(state.written_R, ids_B, state.step),
         )
 
     def add_all(
@@ -123,19 +114,19 @@ class RowWriter:
         ids_R = jnp.arange(table_RW.shape[0], dtype=jnp.int32)
         old_RW = load(table_RW)
         new_RW = self._rounded(old_RW, delta_RW, state, ids_R, table_RW, split)
-        if self.ema_decay is None:
+        if state.gap_RW is None or state.written_R is None:
             return store(new_RW), state
-        gap_RW = self._gap(state.gap_RW, state.decay_log_R, old_RW, new_RW, state)
+        gap_RW = self._gap(state.gap_RW, state.written_R, old_RW, new_RW, state)
         return store(new_RW), state._replace(
             gap_RW=gap_RW,
-            decay_log_R=jnp.full_like(state.decay_log_R, state.total_log),
+            written_R=jnp.full_like(state.written_R, state.step),
         )
 
     def mean(self, table_RW: jax.Array, state: WriteState) -> jax.Array:
         """The running mean of the table, in its dtype; the table itself without one."""
-        if self.ema_decay is None:
+        if state.gap_RW is None or state.written_R is None:
             return table_RW
-        share_R = jnp.exp(state.total_log - state.decay_log_R)
+        share_R = self._share(state.written_R, state.step)
         values_RW = load(table_RW)
         wide_RW = values_RW.astype(state.gap_RW.dtype)
         mean_RW = wide_RW - share_R[:, None] * state.gap_RW
@@ -163,15 +154,35 @@ class RowWriter:
     def _gap(
         self,
         gap_BW: jax.Array,
-        past_B: jax.Array,
+        written_B: jax.Array,
         old_BW: jax.Array,
         new_BW: jax.Array,
         state: WriteState,
     ) -> jax.Array:
         """gap <- d * (gap + what the row moved), after the decays it missed."""
-        share_B = jnp.exp(state.total_log - past_B)
+        missed_B = self._share(written_B, state.step - 1)
         moved_BW = new_BW.astype(gap_BW.dtype) - old_BW.astype(gap_BW.dtype)
-        return share_B[:, None] * gap_BW + state.decay * moved_BW
+        decay = self._share(state.step - 1, state.step)
+        return decay * (missed_B[:, None] * gap_BW + moved_BW)
+
+    def _share(self, first: jax.Array, last: jax.Array) -> jax.Array:
+        """What is left of a gap after the decays of steps first to last - 1.
+
+        A product in closed form: a sum of logarithms over a long run loses the small
+        decays in float32. The early decays (1 + t) / (10 + t) telescope, and from step
+        `late` on all are equal.
+        """
+        decay = float(np.float32(self.ema_decay or 0.0))
+        late = max(0, math.ceil((10 * decay - 1) / (1 - decay)))
+        early_first = jnp.minimum(first, late).astype(jnp.float32)
+        early_last = jnp.minimum(last, late).astype(jnp.float32)
+        share = jnp.ones((), jnp.float32)
+        for i in range(1, 10):
+            share = share * ((early_first + i) / (early_last + i))
+        n_late = jnp.maximum(last, late) - jnp.maximum(first, late)
+        if decay == 0:
+            return jnp.where(n_late > 0, 0.0, share)
+        return share * jnp.exp(math.log(decay) * n_late.astype(jnp.float32))
 
 
 def _wide(table_RW: jax.Array) -> jnp.dtype:

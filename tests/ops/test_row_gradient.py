@@ -1,0 +1,158 @@
+"""Sums of row gradients against a slow loop, autodiff, and their laws."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from memjax.errors import ShapeError
+from memjax.ops.row_gradient import (
+    RowGradient,
+    add_by_product,
+    dense_gradient,
+    unique_rows,
+)
+from tests.oracles.row_gradient import table_gradient
+
+WIDTH = 3
+
+
+def reads(shape, low, high, *, weights=True, seed=0) -> RowGradient:
+    rng = np.random.default_rng(seed)
+    return RowGradient(
+        jnp.asarray(rng.integers(low, high, shape), jnp.int32),
+        jnp.asarray(rng.standard_normal(shape), jnp.float32) if weights else None,
+        jnp.asarray(rng.standard_normal((*shape[:-1], WIDTH)), jnp.float32),
+    )
+
+
+CASES = {
+    "duplicates": ([reads((2, 9, 4), 0, 7)], 20),
+    "several_call_sites": (
+        [
+            reads((5, 2), 0, 9, seed=1),
+            reads((3, 2, 1), 0, 9, weights=False, seed=2),
+            reads((7,), 4, 9, seed=3)._replace(cotangent=jnp.ones(WIDTH)),
+        ],
+        9,
+    ),
+    "without_weights": ([reads((11, 2), 0, 6, weights=False)], 8),
+    "out_of_range": ([reads((12, 3), -4, 12)], 8),
+    "all_outside": ([reads((4, 2), 8, 12), reads((3, 1), -9, 0)], 8),
+    "no_reads": ([reads((0, 2), 0, 8)], 8),
+    "more_reads_than_rows": ([reads((30, 2), 0, 5)], 5),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_slow_loop(case):
+    gradients, n_rows = CASES[case]
+    want, read = table_gradient(gradients, n_rows, WIDTH)
+    summed = jax.jit(
+        lambda gradients: unique_rows(gradients, n_rows, WIDTH, block_reads=8)
+    )
+    got = summed(gradients)
+    n_reads = sum(gradient.n_reads for gradient in gradients)
+    assert got.ids_U.shape == (min(n_reads, n_rows),)
+    assert got.sums_UW.dtype == jnp.float32 and got.ids_U.dtype == jnp.int32
+    assert int(got.count) == len(read)
+    np.testing.assert_array_equal(got.ids_U[: len(read)], read)
+    np.testing.assert_array_equal(got.ids_U[len(read) :], n_rows)
+    np.testing.assert_array_equal(got.sums_UW[len(read) :], 0.0)
+    np.testing.assert_allclose(dense_gradient(got, n_rows), want, rtol=1e-5, atol=1e-6)
+
+
+def test_same_bits_again_whole_and_in_blocks():
+    gradients, n_rows = CASES["several_call_sites"]
+    first = unique_rows(gradients, n_rows, WIDTH)
+    for block_reads in (1024, 4):
+        summed = jax.jit(
+            functools.partial(
+                unique_rows, n_rows=n_rows, width=WIDTH, block_reads=block_reads
+            )
+        )
+        for _ in range(2):
+            for got, want in zip(summed(gradients), first, strict=True):
+                np.testing.assert_array_equal(got, want)
+
+
+def test_no_call_sites():
+    got = unique_rows([], 5, WIDTH)
+    assert got.ids_U.shape == (0,) and got.sums_UW.shape == (0, WIDTH)
+    assert int(got.count) == 0
+    np.testing.assert_array_equal(dense_gradient(got, 5), np.zeros((5, WIDTH)))
+
+
+def test_joining_micro_batches_is_the_large_batch():
+    whole = reads((8, 3), 0, 9)
+    halves = [jax.tree.map(lambda x, s=s: x[s], whole) for s in (slice(4), slice(4, 8))]
+    for got, want in zip(
+        unique_rows(halves, 9, WIDTH), unique_rows([whole], 9, WIDTH), strict=True
+    ):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_product_with_zeros_and_ones_equals_the_scatter():
+    rng = np.random.default_rng(4)
+    slot = np.sort(rng.integers(0, 9, 16)).astype(np.int32)
+    slot[-3:] = 9  # beyond the end
+    part = rng.standard_normal((16, WIDTH)).astype(np.float32)
+    sums = rng.standard_normal((9, WIDTH)).astype(np.float32)
+    got = add_by_product(jnp.asarray(sums), jnp.asarray(slot), jnp.asarray(part))
+    want = sums.astype(np.float64)
+    np.add.at(want, slot[:-3], part[:-3].astype(np.float64))
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+def test_p08_bfloat16_reads_of_one_row_add_up():
+    """1000 reads of row 0 with gradient 1 in bfloat16: the row's gradient is 1000."""
+    gradient = RowGradient(
+        jnp.zeros((1000, 1), jnp.int32), None, jnp.ones((1000, 2), jnp.bfloat16)
+    )
+    got = unique_rows([gradient], 4, 2)
+    np.testing.assert_array_equal(
+        dense_gradient(got, 4), [[1000, 1000], [0, 0], [0, 0], [0, 0]]
+    )
+
+
+def test_gradient_of_a_weighted_sum_is_that_of_autodiff():
+    rng = np.random.default_rng(5)
+    table = jnp.asarray(rng.standard_normal((7, WIDTH)), jnp.float32)
+    ids, weights, target = reads((6, 4), 0, 7, seed=6)
+
+    def loss_of_read(value):
+        return jnp.sum(jnp.sin(value) * target)
+
+    def read(table):
+        return jnp.sum(table[ids] * weights[..., None], -2)
+
+    want = jax.grad(lambda table: loss_of_read(read(table)))(table)
+    cotangent = jax.grad(loss_of_read)(read(table))
+    got = unique_rows([RowGradient(ids, weights, cotangent)], 7, WIDTH)
+    np.testing.assert_allclose(dense_gradient(got, 7), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change, name",
+    [
+        ({"cotangent": jnp.ones((5, WIDTH))}, "cotangent"),
+        ({"cotangent": jnp.ones((6, WIDTH + 1))}, "cotangent"),
+        ({"weights": jnp.ones((6, 3))}, "weights"),
+    ],
+)
+def test_shapes_that_do_not_fit(change, name):
+    with pytest.raises(ShapeError, match=name):
+        unique_rows([reads((6, 2), 0, 4)._replace(**change)], 4, WIDTH)
+
+
+def test_no_int64_and_no_matrix_of_all_reads():
+    """The expanded reads x width never exist, nor do 64-bit integers."""
+    gradient = reads((64, 32), 0, 50)
+    text = str(
+        jax.make_jaxpr(lambda g: unique_rows([g], 50, WIDTH, block_reads=128))(gradient)
+    )
+    assert "i64" not in text
+    assert f"[{64 * 32},{WIDTH}]" not in text
+    assert f"[128,{WIDTH}]" in text
