@@ -7,15 +7,26 @@ When not: a table most of whose rows are read in every step; a dense gradient is
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memjax.errors import ShapeError
+from memjax.errors import ConfigError, DataError, ShapeError
 from memjax.ops.split import WHOLE, Split
+
+
+def _refused(*_: Any) -> NoReturn:
+    """Sums and products would change the row ids."""
+    raise ConfigError(
+        "gradient",
+        "RowGradient",
+        "an array in arithmetic and optax transforms, which would change row ids; a "
+        "table is trained by memjax.apply_updates or memjax.table_optimizer(...).apply "
+        "(scale= multiplies the gradient; micro-batches are joined as tuples)",
+    )
 
 
 class RowGradient(NamedTuple):
@@ -23,6 +34,11 @@ class RowGradient(NamedTuple):
 
     A read n is value_n = sum over k of weights_nk * table[ids_nk]; the gradient of
     row r is the sum of weights_nk * cotangent_n over all (n, k) with ids_nk = r.
+
+    A tree of arrays, for jit, scan and friends. Arithmetic on it raises ConfigError,
+    and so does a map over its arrays that turns the ids into fractions, which is what
+    an optax transform does. Not noticed: factors that are integers, or made so, as
+    `optax.scale_by_schedule` does.
 
     Attributes:
         ids: int32 [..., K], K >= 1 rows a read; ids outside the table count nothing.
@@ -34,10 +50,36 @@ class RowGradient(NamedTuple):
     weights: jax.Array | None
     cotangent: jax.Array
 
+    __add__ = __radd__ = __sub__ = __rsub__ = _refused
+    __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refused
+    __neg__ = __pow__ = _refused
+
     @property
     def n_reads(self) -> int:
         """How many (read, row) pairs there are."""
         return math.prod(self.ids.shape)
+
+
+def _from_tree(_: None, leaves: Iterable[Any]) -> RowGradient:
+    gradient = RowGradient(*leaves)
+    dtype = getattr(gradient.ids, "dtype", None)
+    if dtype is not None and jnp.issubdtype(dtype, jnp.inexact):
+        _refused()
+    return gradient
+
+
+jax.tree_util.register_pytree_with_keys(
+    RowGradient,
+    lambda gradient: (
+        tuple(
+            (jax.tree_util.GetAttrKey(name), leaf)
+            for name, leaf in zip(RowGradient._fields, gradient, strict=True)
+        ),
+        None,
+    ),
+    _from_tree,
+    lambda gradient: (tuple(gradient), None),
+)
 
 
 class UniqueRows(NamedTuple):
@@ -82,6 +124,7 @@ def unique_rows(
 
     Raises:
         ShapeError: the axes of ids, weights and cotangent do not fit.
+        DataError: ids are not integers.
 
     Cost: a sort of the reads, one read of the cotangents per (read, row) pair, one
         write per pair. The same input gives the same bits; on accelerators the sums of
@@ -184,6 +227,8 @@ def _offsets(flat: Sequence[RowGradient]) -> list[int]:
 def _flat(gradient: RowGradient, split: Split, width: int) -> RowGradient:
     """ids [N, K], weights [N, K], cotangent [N, W] of the columns at hand."""
     ids, weights, cotangent = gradient
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise DataError(f"row ids have dtype {ids.dtype}, allowed: integers")
     if cotangent.shape[:-1] != ids.shape[:-1]:
         raise ShapeError("cotangent", cotangent.shape, (*ids.shape[:-1], "width"))
     if weights is not None and weights.shape != ids.shape:
