@@ -1,22 +1,27 @@
 """Reads of a table: single rows, and weighted sums of rows.
 
-What: `gather_rows` and `embedding_bag`, each with a gradient that never holds reads x
-    width numbers; `row_ids`, the check of ids that come from the host.
-Why: an id outside the table must be seen, and the plain formulations of a weighted sum
-    store every row they read for the backward pass.
+What: `gather_rows` and `embedding_bag`, each with its gradient; `row_ids`, the check of
+    ids that come from the host.
+Why: an id outside the table must be seen, the plain formulations of a weighted sum
+    store every row they read for the backward pass, and bfloat16 sums stop growing.
 When not: writing rows; see `rows` and the table optimizers.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from memjax.errors import DataError, ShapeError
 from memjax.ops.row_gradient import RowGradient, dense_gradient, unique_rows
 from memjax.ops.rows import load, value_dtype
+
+ReadRows = Callable[[jax.Array, jax.Array], jax.Array]
 
 _UNROLLED = 32
 _TOKENS_AT_A_TIME = 16
@@ -36,6 +41,9 @@ def row_ids(ids: Any, n_rows: int) -> jax.Array:
     if isinstance(ids, jax.Array):
         if not jnp.issubdtype(ids.dtype, jnp.integer):
             raise DataError(f"row ids have dtype {ids.dtype}, allowed: integers")
+        if ids.dtype.itemsize > 4:
+            # Cut to 32 bits, 2**32 would be row 0.
+            ids = jnp.where((ids >= 0) & (ids < n_rows), ids, n_rows)
         return ids.astype(jnp.int32)
     host = np.asarray(ids)
     if not np.issubdtype(host.dtype, np.integer):
@@ -58,12 +66,39 @@ def gather_rows(table_RW: jax.Array, ids: Any) -> jax.Array:
 
     Returns:
         A read outside the table is NaN, never another row (floating tables).
+
+    Cost: a read of W entries an id. The gradient is a whole table; that of a bfloat16
+        table is summed in float32 and rounded once. Reads outside have none.
     """
     ids = row_ids(ids, table_RW.shape[0])
+    if table_RW.dtype in (jnp.bfloat16, jnp.float16):
+        return _gather_narrow(table_RW, ids)
+    return _gather(table_RW, ids)
+
+
+def _gather(table_RW: jax.Array, ids: jax.Array) -> jax.Array:
     rows = table_RW.at[ids].get(
         mode="fill", fill_value=_nan(table_RW), wrap_negative_indices=False
     )
     return load(rows)
+
+
+@jax.custom_vjp
+def _gather_narrow(table_RW: jax.Array, ids: jax.Array) -> jax.Array:
+    return _gather(table_RW, ids)
+
+
+def _gather_forward(table_RW: jax.Array, ids: jax.Array) -> tuple[jax.Array, Any]:
+    return _gather(table_RW, ids), (ids, jnp.zeros((table_RW.shape[0], 0)))
+
+
+def _gather_backward(saved: Any, cotangent: jax.Array) -> tuple[jax.Array, None]:
+    ids, like_R0 = saved
+    gradient = RowGradient(ids[..., None], None, cotangent)
+    return _table_gradient(gradient, len(like_R0)).astype(cotangent.dtype), None
+
+
+_gather_narrow.defvjp(_gather_forward, _gather_backward)
 
 
 def embedding_bag(table_RW: jax.Array, ids: Any, weights: jax.Array) -> jax.Array:
@@ -87,26 +122,36 @@ def embedding_bag(table_RW: jax.Array, ids: Any, weights: jax.Array) -> jax.Arra
         it is for small tables. Where the gradient stops at the table it is not formed.
     """
     ids = row_ids(ids, table_RW.shape[0])
+    check_weights(ids, weights)
+    flat = (math.prod(ids.shape[:-1]), ids.shape[-1])
+    sums_NW = _bag(table_RW, ids.reshape(flat), weights.reshape(flat))
+    return sums_NW.reshape(*ids.shape[:-1], table_RW.shape[1])
+
+
+def check_weights(ids: jax.Array, weights: jax.Array) -> None:
+    """ShapeError unless there is one weight for each id [..., K]."""
+    if ids.ndim == 0:
+        raise ShapeError("ids", ids.shape, ("...", "reads"))
     if ids.shape != weights.shape:
         raise ShapeError("weights", weights.shape, ids.shape)
-    flat = _bag(
-        table_RW,
-        ids.reshape(-1, ids.shape[-1]),
-        weights.reshape(-1, ids.shape[-1]),
-    )
-    return flat.reshape(*ids.shape[:-1], table_RW.shape[1])
 
 
 def weighted_sums(
-    table_RW: jax.Array, ids_NK: jax.Array, weights_NK: jax.Array
+    table_RW: jax.Array,
+    ids_NK: jax.Array,
+    weights_NK: jax.Array,
+    read: ReadRows = gather_rows,
 ) -> jax.Array:
-    """The sums of `embedding_bag` for ids [N, K], without a gradient rule."""
+    """The sums of `embedding_bag` for ids [N, K], without a gradient rule.
+
+    `read` gives rows for ids: it decides what stands for ids outside the table.
+    """
     n_reads, n_rows_read = ids_NK.shape
     dtype = jnp.result_type(value_dtype(table_RW), weights_NK, jnp.float32)
 
     def add(sums_NW: jax.Array, ids_Nk: jax.Array, weights_Nk: jax.Array) -> jax.Array:
         for k in range(ids_Nk.shape[1]):
-            rows_NW = gather_rows(table_RW, ids_Nk[:, k]).astype(dtype)
+            rows_NW = read(table_RW, ids_Nk[:, k]).astype(dtype)
             sums_NW = sums_NW + rows_NW * weights_Nk[:, k, None].astype(dtype)
         return sums_NW
 
@@ -127,13 +172,16 @@ def weighted_sums(
 
 
 def weights_gradient(
-    table_RW: jax.Array, ids_NK: jax.Array, cotangent_NW: jax.Array
+    table_RW: jax.Array,
+    ids_NK: jax.Array,
+    cotangent_NW: jax.Array,
+    read: ReadRows = gather_rows,
 ) -> jax.Array:
     """Gradient [N, K] of the weights: products of the cotangent and the rows read."""
 
     def of_token(token: tuple[jax.Array, jax.Array]) -> jax.Array:
         ids_K, cotangent_W = token
-        rows_KW = gather_rows(table_RW, ids_K).astype(cotangent_W.dtype)
+        rows_KW = read(table_RW, ids_K).astype(cotangent_W.dtype)
         return jnp.matmul(rows_KW, cotangent_W, precision=lax.Precision.HIGHEST)
 
     return lax.map(of_token, (ids_NK, cotangent_NW), batch_size=_TOKENS_AT_A_TIME)
@@ -144,24 +192,47 @@ def _bag(table_RW: jax.Array, ids_NK: jax.Array, weights_NK: jax.Array) -> jax.A
     return weighted_sums(table_RW, ids_NK, weights_NK)
 
 
-def _bag_forward(
-    table_RW: jax.Array, ids_NK: jax.Array, weights_NK: jax.Array
-) -> tuple[jax.Array, Any]:
-    return _bag(table_RW, ids_NK, weights_NK), (table_RW, ids_NK, weights_NK)
+def _bag_forward(table_RW: Any, ids_NK: Any, weights_NK: Any) -> tuple[jax.Array, Any]:
+    """Keeps the table for the gradient of the weights, and the weights for its own.
+
+    Each is None where that gradient is not asked for: nothing of the size of the table
+    then occurs in the program.
+    """
+    values = (table_RW.value, ids_NK.value, weights_NK.value)
+    kept = (
+        table_RW.value if weights_NK.perturbed else None,
+        ids_NK.value,
+        weights_NK.value if table_RW.perturbed else None,
+        jnp.zeros((table_RW.value.shape[0], 0), table_RW.value.dtype),
+        jnp.zeros(0, weights_NK.value.dtype),
+    )
+    return weighted_sums(*values), kept
 
 
-def _bag_backward(saved: Any, cotangent_NW: jax.Array) -> tuple[Any, None, jax.Array]:
-    table_RW, ids_NK, weights_NK = saved
-    weights_bar_NK = weights_gradient(table_RW, ids_NK, cotangent_NW)
-    table_bar_RW = None
-    if jnp.issubdtype(table_RW.dtype, jnp.floating):
+def _bag_backward(saved: Any, cotangent_NW: Any) -> tuple[Any, None, Any]:
+    if isinstance(cotangent_NW, SymbolicZero):
+        return None, None, None
+    table_RW, ids_NK, weights_NK, like_R0, like_0 = saved
+    table_bar_RW = weights_bar_NK = None
+    if table_RW is not None:
+        weights_bar_NK = weights_gradient(table_RW, ids_NK, cotangent_NW)
+        weights_bar_NK = weights_bar_NK.astype(like_0.dtype)
+    if weights_NK is not None:
         gradient = RowGradient(ids_NK, weights_NK, cotangent_NW)
-        rows = unique_rows([gradient], *table_RW.shape)
-        table_bar_RW = dense_gradient(rows, table_RW.shape[0]).astype(table_RW.dtype)
-    return table_bar_RW, None, weights_bar_NK.astype(weights_NK.dtype)
+        table_bar_RW = _table_gradient(gradient, len(like_R0)).astype(like_R0.dtype)
+    return table_bar_RW, None, weights_bar_NK
 
 
-_bag.defvjp(_bag_forward, _bag_backward)
+_bag.defvjp(_bag_forward, _bag_backward, symbolic_zeros=True)
+
+
+def _table_gradient(gradient: RowGradient, n_rows: int) -> jax.Array:
+    """The gradient of a table as a whole table, float32 or wider."""
+    width = gradient.cotangent.shape[-1]
+    if gradient.n_reads == 0:
+        dtype = jnp.result_type(gradient.cotangent, jnp.float32)
+        return jnp.zeros((n_rows, width), dtype)
+    return dense_gradient(unique_rows([gradient], n_rows, width), n_rows)
 
 
 def _nan(table_RW: jax.Array) -> Any:

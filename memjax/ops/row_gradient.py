@@ -130,7 +130,7 @@ def unique_rows(
         write per pair. The same input gives the same bits; on accelerators the sums of
         a block are a product with a 0/1 matrix, so no atomic additions are involved.
     """
-    flat = [_flat(gradient, split, width) for gradient in gradients]
+    flat = [_flat(gradient, split, width) for gradient in gradients if gradient.n_reads]
     n_reads = sum(gradient.n_reads for gradient in flat)
     capacity = min(n_reads, n_rows)
     dtype = jnp.result_type(jnp.float32, *(g.cotangent.dtype for g in flat))

@@ -121,7 +121,8 @@ class _SinkhornTouchedRows:
         writes = settings.writer.begin(state.writes)
 
         size = max(1, min(block_rows(width), len(rows.ids_U)))
-        padding = -len(rows.ids_U) % size
+        # Without any read there is one block, of no rows.
+        padding = max(-len(rows.ids_U) % size, size - len(rows.ids_U))
         ids_U = jnp.pad(rows.ids_U, (0, padding), constant_values=n_rows)
         grad_UW = jnp.pad(rows.sums_UW.astype(jnp.float32), ((0, padding), (0, 0)))
         past_UW = get_rows(state.momentum_RW, ids_U).astype(jnp.float32)

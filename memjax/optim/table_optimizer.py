@@ -145,7 +145,8 @@ def rowwise(
         writes = writer.begin(state.writes)
         n_rows, width = table_RW.shape
         size = max(min(block_rows, len(rows.ids_U)), 1)
-        padding = -len(rows.ids_U) % size
+        # Without any read there is one block, of no rows.
+        padding = max(-len(rows.ids_U) % size, size - len(rows.ids_U))
         ids_U = jnp.pad(rows.ids_U, (0, padding), constant_values=n_rows)
         sums_UW = jnp.pad(rows.sums_UW, ((0, padding), (0, 0)))
 

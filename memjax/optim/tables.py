@@ -38,12 +38,23 @@ class TableGroup:
             "block_1/memory/table".
         optimizer: trains each table of the group; None leaves them as they are.
         clip_norm: largest Euclidean norm of the gradients of the group, all its tables
-            together; None leaves them.
+            together; None leaves them. With 0 the gradients are 0. Gradients that are
+            not finite become NaN, so that training stops.
     """
 
     pattern: str
     optimizer: TableOptimizer | None
     clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ConfigError(
+                "pattern", self.pattern, f"a regular expression ({error})"
+            ) from None
+        if self.clip_norm is not None and not self.clip_norm >= 0:
+            raise ConfigError("clip_norm", self.clip_norm, "None or a number from 0 up")
 
 
 class TablesOptimizer(NamedTuple):
@@ -241,6 +252,10 @@ def apply_updates(
     Returns:
         (params, tables, state, metrics).
     """
+    # The backward pass reads tables for the updates too; it must end before the writes.
+    updates, gradients, tables = lax.optimization_barrier(
+        (updates, dict(gradients), tables)
+    )
     tables, state, metrics = optimizer.apply(gradients, state, tables, scale)
     return optax.apply_updates(params, updates), tables, state, metrics
 

@@ -1,29 +1,71 @@
 """Tables divided over a mesh axis: their shapes, and reads of them.
 
-What: `RowSharding`, by rows (padded up to equal parts) or by columns.
+What: `RowSharding`, by rows (padded up to equal parts) or by columns; `Division`, the
+    same without devices.
 Why: a table larger than a device; ids travel to the parts, never the table to the ids.
 When not: dense weights, and tables that fit every device.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memjax.errors import ConfigError
 from memjax.ops.embedding_bag import (
-    gather_rows,
+    check_weights,
     row_ids,
     weighted_sums,
     weights_gradient,
 )
+from memjax.ops.rows import get_rows
 from memjax.ops.split import Split
 
 DIVISIONS = ("rows", "columns")
+
+
+@dataclass(frozen=True)
+class Division:
+    """Into how many parts tables are divided; plain data, as a checkpoint records it.
+
+    Attributes:
+        n_parts: parts of a table; 1: not divided.
+        by: "rows": part i holds rows i * n .. (i + 1) * n - 1, the last ones padded
+            with rows of zeros that nobody sees; "columns": every part holds all rows
+            and an equal share of the columns.
+    """
+
+    n_parts: int = 1
+    by: str = "rows"
+
+    def __post_init__(self) -> None:
+        if self.n_parts < 1:
+            raise ConfigError("n_parts", self.n_parts, "at least 1 part")
+        if self.by not in DIVISIONS:
+            raise ConfigError("by", self.by, f"one of {DIVISIONS}")
+
+    @property
+    def row_parts(self) -> int:
+        """Parts that the rows are divided into."""
+        return self.n_parts if self.by == "rows" else 1
+
+    def shape(self, n_rows: int, width: int) -> tuple[int, int]:
+        """Stored shape of a table of n_rows rows, padded to equal parts by rows.
+
+        Raises:
+            ConfigError: the columns do not divide into equal parts.
+        """
+        if self.by == "columns" and width % self.n_parts:
+            raise ConfigError(
+                "row_width", width, f"a multiple of the {self.n_parts} parts by columns"
+            )
+        return -(-n_rows // self.row_parts) * self.row_parts, width
 
 
 @dataclass(frozen=True)
@@ -33,9 +75,7 @@ class RowSharding:
     Attributes:
         mesh: the mesh; other axes than `axis` hold copies of a table.
         axis: the mesh axis over which tables are divided.
-        by: "rows": part i holds rows i * n .. (i + 1) * n - 1, the last ones padded
-            with rows of zeros that nobody sees; "columns": every part holds all rows
-            and an equal share of the columns.
+        by: "rows" or "columns", as in `Division`.
         batch_axis: the mesh axis over which the first axis of a batch is divided.
     """
 
@@ -45,16 +85,24 @@ class RowSharding:
     batch_axis: str = "data"
 
     def __post_init__(self) -> None:
-        if self.by not in DIVISIONS:
-            raise ConfigError("by", self.by, f"one of {DIVISIONS}")
-        for name in (self.axis, self.batch_axis):
-            if name not in self.mesh.shape:
-                raise ConfigError("axis", name, f"one of {tuple(self.mesh.shape)}")
+        axes = tuple(self.mesh.shape)
+        for field in ("axis", "batch_axis"):
+            name = getattr(self, field)
+            if name not in axes:
+                raise ConfigError(field, name, f"one of {axes}")
+        if self.axis == self.batch_axis:
+            raise ConfigError("batch_axis", self.batch_axis, "another axis than axis")
+        Division(self.n_parts, self.by)
 
     @property
     def n_parts(self) -> int:
         """Parts of a table."""
         return self.mesh.shape[self.axis]
+
+    @property
+    def division(self) -> Division:
+        """The parts without the devices."""
+        return Division(self.n_parts, self.by)
 
     @property
     def spec(self) -> PartitionSpec:
@@ -64,18 +112,8 @@ class RowSharding:
         return PartitionSpec(None, self.axis)
 
     def shape(self, n_rows: int, width: int) -> tuple[int, int]:
-        """Stored shape of a table: padded to equal parts by rows.
-
-        Raises:
-            ConfigError: the columns do not divide into equal parts.
-        """
-        if self.by == "rows":
-            return -(-n_rows // self.n_parts) * self.n_parts, width
-        if width % self.n_parts:
-            raise ConfigError(
-                "row_width", width, f"a multiple of the {self.n_parts} parts by columns"
-            )
-        return n_rows, width
+        """Stored shape of a table; see `Division.shape`."""
+        return self.division.shape(n_rows, width)
 
     def state_spec(self, n_axes: int) -> PartitionSpec:
         """How an array of an optimizer's state is divided, by its number of axes."""
@@ -90,15 +128,22 @@ class RowSharding:
         return Split(n_rows=n_rows, column_axis=self.axis)
 
     def place(self, table_RW: Any) -> jax.Array:
-        """Put a whole table [R, W] on the mesh, padded."""
-        shape = self.shape(*table_RW.shape)
-        padding = [
-            (0, want - have) for want, have in zip(shape, table_RW.shape, strict=True)
-        ]
-        sharding = NamedSharding(self.mesh, self.spec)
-        return jax.jit(partial(jnp.pad, pad_width=padding), out_shardings=sharding)(
-            table_RW
+        """Put a whole table [R, W], stored as tables are, on the mesh, padded.
+
+        It goes by way of the host, where it must fit; no device holds all of it.
+        """
+        host_RW = np.asarray(table_RW)
+        shape = self.shape(*host_RW.shape)
+        host_RW = np.pad(
+            host_RW,
+            [(0, new - old) for new, old in zip(shape, host_RW.shape, strict=True)],
         )
+        return self.place_state(host_RW)
+
+    def place_state(self, host: np.ndarray) -> jax.Array:
+        """Put an array of a state, or a padded table, on the mesh part by part."""
+        sharding = NamedSharding(self.mesh, self.state_spec(host.ndim))
+        return jax.make_array_from_callback(host.shape, sharding, lambda at: host[at])
 
     def gather(self, table_RW: jax.Array, ids: Any, n_rows: int) -> jax.Array:
         """`gather_rows` of a divided table; by columns the result is divided too.
@@ -109,17 +154,14 @@ class RowSharding:
         ids = row_ids(ids, n_rows)
 
         def local(table_RW: jax.Array, ids: jax.Array) -> jax.Array:
-            at, mine = self._own(n_rows, table_RW, ids)
-            rows = jnp.where(mine[..., None], gather_rows(table_RW, at), 0)
+            rows = get_rows(table_RW, self._local(n_rows, table_RW, ids))
             if self.by == "rows":
                 rows = lax.psum(rows, self.axis)
-            inside = (ids >= 0) & (ids < n_rows)
-            return jnp.where(inside[..., None], rows, jnp.nan)
+            return jnp.where(_inside(ids, n_rows)[..., None], rows, jnp.nan)
 
-        batch = PartitionSpec(*self._batch(ids))
-        divided = self._divided(
-            local, (self.spec, batch), self._out(batch, ids.ndim + 1)
-        )
+        batch = self._batch(ids.shape)
+        out = self._out(batch, ids.ndim + 1)
+        divided = self._divided(local, (self.spec, batch), out)
         return divided(lax.stop_gradient(table_RW), ids)
 
     def bag(
@@ -133,7 +175,8 @@ class RowSharding:
             The gradient stops at the table.
         """
         ids = row_ids(ids, n_rows)
-        batch = PartitionSpec(*self._batch(ids))
+        check_weights(ids, weights)
+        batch = self._batch(ids.shape[:-1])
         out = self._out(batch, ids.ndim)
 
         # Nothing traced may be closed over: inside a scan the backward pass is another
@@ -145,14 +188,14 @@ class RowSharding:
             return divided(table_RW, ids, weights)
 
         def forward(table_RW: jax.Array, ids: jax.Array, weights: jax.Array) -> Any:
-            return bag(table_RW, ids, weights), (table_RW, ids, weights)
+            like_0 = jnp.zeros(0, weights.dtype)
+            return bag(table_RW, ids, weights), (table_RW, ids, like_0)
 
         def backward(saved: Any, cotangent: jax.Array) -> Any:
-            table_RW, ids, weights = saved
+            table_RW, ids, like_0 = saved
             products = partial(self._products, n_rows)
             divided = self._divided(products, (self.spec, batch, out), batch)
-            bar = divided(table_RW, ids, cotangent).astype(weights.dtype)
-            return None, None, bar
+            return None, None, divided(table_RW, ids, cotangent).astype(like_0.dtype)
 
         bag.defvjp(forward, backward)
         return bag(table_RW, ids, weights)
@@ -161,38 +204,32 @@ class RowSharding:
         self, n_rows: int, table_RW: jax.Array, ids: jax.Array, weights: jax.Array
     ) -> jax.Array:
         """The weighted sums over all parts."""
-        at, mine = self._own(n_rows, table_RW, ids)
-        weights = jnp.where(mine, weights, 0)
-        n_read = ids.shape[-1]
-        sums = weighted_sums(
-            table_RW, at.reshape(-1, n_read), weights.reshape(-1, n_read)
-        )
+        flat = (math.prod(ids.shape[:-1]), ids.shape[-1])
+        local = self._local(n_rows, table_RW, ids).reshape(flat)
+        sums = weighted_sums(table_RW, local, weights.reshape(flat), get_rows)
         sums = sums.reshape(*ids.shape[:-1], table_RW.shape[1])
         if self.by == "rows":
             sums = lax.psum(sums, self.axis)
-        inside = jnp.all((ids >= 0) & (ids < n_rows), axis=-1)
+        inside = jnp.all(_inside(ids, n_rows), axis=-1)
         return jnp.where(inside[..., None], sums, jnp.nan)
 
     def _products(
         self, n_rows: int, table_RW: jax.Array, ids: jax.Array, cotangent: jax.Array
     ) -> jax.Array:
         """The gradient of the weights, over all parts."""
-        at, mine = self._own(n_rows, table_RW, ids)
+        n_tokens = math.prod(ids.shape[:-1])
         products = weights_gradient(
             table_RW,
-            at.reshape(-1, ids.shape[-1]),
-            cotangent.reshape(-1, cotangent.shape[-1]),
+            self._local(n_rows, table_RW, ids).reshape(n_tokens, ids.shape[-1]),
+            cotangent.reshape(n_tokens, cotangent.shape[-1]),
+            get_rows,
         )
-        products = jnp.where(mine, products.reshape(ids.shape), 0)
-        return lax.psum(products, self.axis)
+        products = lax.psum(products.reshape(ids.shape), self.axis)
+        return jnp.where(_inside(ids, n_rows), products, jnp.nan)
 
-    def _own(
-        self, n_rows: int, table_RW: jax.Array, ids: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Local ids, row 0 in place of rows of other parts; and which are at hand."""
-        n_local = table_RW.shape[0]
-        at = self.split(n_rows).local_ids(ids, n_local)
-        return jnp.where(at < n_local, at, 0), at < n_local
+    def _local(self, n_rows: int, table_RW: jax.Array, ids: jax.Array) -> jax.Array:
+        """Ids of the rows at hand; rows of other parts become an id outside."""
+        return self.split(n_rows).local_ids(ids, table_RW.shape[0])
 
     def _divided(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
         return jax.shard_map(
@@ -209,8 +246,13 @@ class RowSharding:
             return batch
         return PartitionSpec(*batch, *(None,) * (n_axes - 1 - len(batch)), self.axis)
 
-    def _batch(self, ids: jax.Array) -> tuple[str, ...]:
-        """The batch axis when it divides the first axis of the ids, else nothing."""
+    def _batch(self, shape: tuple[int, ...]) -> PartitionSpec:
+        """How ids with these axes before the reads are divided: over the batch axis
+        when it divides the first axis, else not."""
         n = self.mesh.shape[self.batch_axis]
-        divides = ids.ndim > 1 and ids.shape[0] % n == 0
-        return (self.batch_axis,) if divides else ()
+        divides = bool(shape) and shape[0] % n == 0
+        return PartitionSpec(self.batch_axis) if divides else PartitionSpec()
+
+
+def _inside(ids: jax.Array, n_rows: int) -> jax.Array:
+    return (ids >= 0) & (ids < n_rows)
