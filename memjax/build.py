@@ -15,19 +15,34 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 
 from memjax.data.pipeline import eval_batches
 from memjax.data.tokenizer import load_tokenizer
 from memjax.errors import ConfigError
 from memjax.evaluate.bits_per_byte import make_scorer, score, token_nats
 from memjax.experiment import Experiment
+from memjax.layers.row_grad import value_and_row_grad
+from memjax.layers.table import READS, TABLES
 from memjax.models.language_model import LanguageModel, layouts
-from memjax.models.parameters import abstract_params, cost, labels
+from memjax.models.parameters import (
+    abstract_params,
+    cost,
+    labels,
+    merge_tables,
+    row_tables,
+    split_tables,
+    table_layer,
+)
+from memjax.ops.rows import value_dtype
 from memjax.optim.build import build_optimizer
+from memjax.optim.build_tables import build_table_optimizer, check_table_settings
 from memjax.optim.ema import ema_params, init_ema, update_ema
-from memjax.optim.labels import apply_label_rules
-from memjax.parallel.mesh import data_reader, global_batch
+from memjax.optim.labels import apply_label_rules, path_name
+from memjax.parallel.mesh import data_reader, global_batch, replicated
+from memjax.parallel.row_sharding import RowSharding
 from memjax.train.state import Ema
+from memjax.train.tables import TableTraining
 
 
 @dataclass(frozen=True)
@@ -35,23 +50,61 @@ class Parts:
     """The functions of an experiment; cheap to make, nothing is allocated."""
 
     experiment: Experiment
+    mesh: Any = None
 
     @cached_property
     def model(self) -> LanguageModel:
         """The Linen module."""
-        return LanguageModel(self.experiment.model)
+        return LanguageModel(self.experiment.model, self.table_sharding)
+
+    @cached_property
+    def table_sharding(self) -> RowSharding | None:
+        """How tables in mode "rows" are divided; None when they are not."""
+        if self.mesh is None or self.mesh.shape["table"] == 1 or not self.row_tables:
+            return None
+        return RowSharding(self.mesh, by=self.experiment.mesh.table_by)
+
+    @cached_property
+    def row_tables(self) -> dict[str, int]:
+        """{path: rows} of the tables in mode "rows"."""
+        return row_tables(self.experiment.model)
 
     @cached_property
     def abstract(self) -> Any:
-        """Shapes and dtypes of the parameters."""
+        """Shapes and dtypes of the parameters, tables among them, without padding."""
         return abstract_params(self.experiment.model)
 
     @cached_property
     def labels(self) -> Any:
         """The optimizer's label of every parameter, after the user's rules."""
-        return apply_label_rules(
+        found = apply_label_rules(
             labels(self.abstract), self.abstract, self.experiment.optim.label_rules
         )
+        of_rows, dense = {}, []
+        for path, label in jax.tree_util.tree_leaves_with_path(found):
+            name = path_name(path)
+            if name in self.row_tables:
+                of_rows[name] = label
+            elif label == "table":
+                dense.append(name)
+        precision = self.experiment.model.precision.tables
+        check_table_settings(self.experiment.optim, dense, of_rows, precision)
+        return found
+
+    @cached_property
+    def dense_labels(self) -> Any:
+        """The labels of the parameters that are not tables in mode "rows"."""
+        return self.split(self.labels)[0]
+
+    def split(self, params: Any) -> tuple[Any, Any]:
+        """(dense parameters, tables in mode "rows") of a tree of both."""
+        variables = split_tables(params, self.experiment.model)
+        return variables["params"], variables.get(TABLES, {})
+
+    @staticmethod
+    def merge(dense: Any, tables: Any) -> Any:
+        """The inverse of `split`."""
+        return merge_tables({"params": dense, TABLES: tables})
 
     @cached_property
     def ema(self) -> Ema | None:
@@ -68,7 +121,7 @@ class Parts:
     def init_params(self, key: Array) -> Any:
         """Parameters from a typed key; traceable."""
         tokens_11 = jnp.zeros((1, 1), jnp.int32)
-        return self.model.init(key, tokens_11)["params"]
+        return merge_tables(self.model.init(key, tokens_11))
 
     def logits(
         self,
@@ -79,23 +132,96 @@ class Parts:
         drop_memory: bool = False,
     ) -> Array:
         """[B, T, V]; a key turns dropout on."""
+        variables = split_tables(params, self.experiment.model)
+        return self._apply(variables, batch, key, drop_memory=drop_memory)
+
+    def _apply(
+        self, variables: Any, batch: dict[str, Array], key: Array | None, **options: Any
+    ) -> Any:
         return self.model.apply(
-            {"params": params},
+            variables,
             batch["tokens"],
             batch["segments"],
             batch["positions"],
             train=key is not None,
-            drop_memory=drop_memory,
             rngs=None if key is None else {"dropout": key},
-        )  # pyright: ignore[reportReturnType]
+            **options,
+        )
 
     def loss(
         self, params: Any, batch: dict[str, Array], key: Array, **options: Any
     ) -> tuple[Array, dict[str, Array]]:
         """Summed nats of the weighted targets, and their summed weight."""
-        logits_BTV = self.logits(params, batch, key=key, **options)
-        nats_BT = token_nats(logits_BTV, batch["targets"]) * batch["weights"]
-        return jnp.sum(nats_BT), {"weight": jnp.sum(batch["weights"])}
+        return _summed_nats(self.logits(params, batch, key=key, **options), batch)
+
+    def gradients(self, params: Any, batch: dict[str, Array], key: Array) -> Any:
+        """((nats, sums), (gradients of dense parameters, row gradients))."""
+
+        def loss(variables: Any) -> Any:
+            logits_BTV, state = self._apply(variables, batch, key, mutable=[READS])
+            nats, sums = _summed_nats(logits_BTV, batch)
+            return nats, (state, sums)
+
+        variables = split_tables(params, self.experiment.model)
+        found, grads = value_and_row_grad(loss, has_aux=True)(variables)
+        return found, (grads.params, grads.tables)
+
+    @cached_property
+    def tables(self) -> TableTraining | None:
+        """How the tables in mode "rows" are trained; None without any."""
+        if not self.row_tables:
+            return None
+        experiment, sharding = self.experiment, self.table_sharding
+        named = {
+            path_name(path): label
+            for path, label in jax.tree_util.tree_leaves_with_path(self.labels)
+        }
+        optimizer = build_table_optimizer(
+            experiment.optim,
+            {path: named[path] for path in self.row_tables},
+            experiment.train.n_steps,
+            reads=self._reads(),
+            n_rows=self.row_tables,
+            sharding=sharding,
+            seed=experiment.seed,
+        )
+
+        def shardings(tables: Any, state: Any) -> tuple[Any, Any]:
+            if sharding is None:
+                whole = replicated(self.mesh)
+                return jax.tree.map(lambda _: whole, (tables, state))
+            divided = self._placed(sharding.spec)
+            specs = optimizer.state_specs(tables)
+            return (
+                jax.tree.map(lambda _: divided, tables),
+                jax.tree.map(self._placed, specs, is_leaf=_is_spec),
+            )
+
+        return TableTraining(
+            split=self.split,
+            merge=self.merge,
+            gradients=self.gradients,
+            init=optimizer.init,
+            apply=optimizer.apply,
+            mean=optimizer.mean,
+            shardings=shardings,
+        )
+
+    def _placed(self, spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(self.mesh, spec)
+
+    def _reads(self) -> dict[str, int]:
+        """Rows that a step reads from each table in mode "rows"."""
+        tokens = self.experiment.data.batch_size * self.experiment.data.context
+        columns = {
+            layer: memory.n_columns
+            for memory in self.experiment.model.memories
+            for layer in memory.layers
+        }
+        return {
+            path: tokens * columns[table_layer(path, self.experiment.model)]
+            for path in self.row_tables
+        }
 
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint must share beside the shapes: tokens and addressing."""
@@ -107,6 +233,17 @@ class Parts:
                 for layer, layout in layouts(model).items()
             },
         }
+
+
+def _summed_nats(
+    logits_BTV: Array, batch: dict[str, Array]
+) -> tuple[Array, dict[str, Array]]:
+    nats_BT = token_nats(logits_BTV, batch["targets"]) * batch["weights"]
+    return jnp.sum(nats_BT), {"weight": jnp.sum(batch["weights"])}
+
+
+def _is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, PartitionSpec)
 
 
 def describe(experiment: Experiment) -> dict[str, Any]:
@@ -126,7 +263,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "shapes": {
             jax.tree_util.keystr(path, simple=True, separator="/"): {
                 "shape": list(leaf.shape),
-                "dtype": str(leaf.dtype),
+                "dtype": str(value_dtype(leaf)),
                 "label": label,
             }
             for (path, leaf), label in zip(
@@ -146,10 +283,18 @@ def check_memory(experiment: Experiment) -> None:
     parts = Parts(experiment)
     sizes = cost(experiment.model, experiment.data.context)
     transform = build_optimizer(
-        experiment.optim, parts.labels, experiment.train.n_steps
+        experiment.optim, parts.dense_labels, experiment.train.n_steps
     )
-    state = jax.tree.leaves(jax.eval_shape(transform.init, parts.abstract))
+    dense, tables = parts.split(parts.abstract)
+    state = jax.tree.leaves(jax.eval_shape(transform.init, dense))
     needed = 2 * (sizes.table_bytes + sizes.dense_bytes)
+    if parts.tables is not None:
+        # Tables by rows have no gradient of their size.
+        needed -= sum(
+            math.prod(leaf.shape) * leaf.dtype.itemsize
+            for leaf in jax.tree.leaves(tables)
+        )
+        state += jax.tree.leaves(jax.eval_shape(parts.tables.init, tables))
     needed += sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in state)
     available = _memory_bytes()
     if available is not None and needed > available:

@@ -67,14 +67,14 @@ def train(
     """
     experiment.validate(jax.device_count())
     check_memory(experiment)
-    parts = Parts(experiment)
     config, data = experiment.train, experiment.data
     mesh = make_mesh(experiment.mesh)
+    parts = Parts(experiment, mesh)
     prepared = prepare(data)
     reader, n_readers = data_reader(mesh)
     evaluator = Evaluator(parts, "valid", mesh, prepared)
     rates = schedules(experiment.optim, config.n_steps)
-    transform = build_optimizer(experiment.optim, parts.labels, config.n_steps)
+    transform = build_optimizer(experiment.optim, parts.dense_labels, config.n_steps)
     health = make_health(experiment.model, parts.loss)
     with train_batches(
         data, reader=reader, n_readers=n_readers, prepared=prepared
@@ -103,7 +103,8 @@ def train(
             seed=experiment.seed,
             bytes_per_token=evaluator.bytes_per_token,
             ema=parts.ema,
-            group_norms=lambda tree: group_norms(tree, parts.labels),
+            tables=parts.tables,
+            group_norms=lambda tree: group_norms(tree, parts.dense_labels),
             health_fn=lambda state, batch: health(state.params, batch),
         )
     summary: dict[str, Any] = {"stopped_by": result.stopped_by, "steps": result.step}

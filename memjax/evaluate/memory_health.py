@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 from memjax.layers.record import METRICS
 from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel, layouts
-from memjax.models.parameters import labels
+from memjax.models.parameters import labels, split_tables
 from memjax.ops.look_back import look_backs
 from memjax.ops.ngram_hash import NgramLayout, host_ngram_rows
 
@@ -101,7 +101,7 @@ def make_health(
     @jax.jit
     def forward(params: Any, batch: dict[str, Any]) -> dict[str, Array]:
         _, state = model.apply(
-            {"params": params},
+            split_tables(params, config),
             batch["tokens"],
             batch["segments"],
             batch["positions"],

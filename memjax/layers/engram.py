@@ -21,8 +21,10 @@ from memjax.layers.norm import RMSNorm
 from memjax.layers.precision import Dtypes
 from memjax.layers.projection import projection
 from memjax.layers.record import record
+from memjax.layers.table import declare_table
 from memjax.ops.gates import GATE_KINDS, combine, gate_of
 from memjax.ops.short_conv import short_conv
+from memjax.parallel.row_sharding import RowSharding
 
 FORMS = ("demo", "v41")
 CONV_INITS = ("zero", "uniform")
@@ -136,7 +138,8 @@ class Engram(nn.Module):
     """Gated n-gram memory on one or several residual streams.
 
     `__call__` returns stream + branch, `read` the branch alone. Parameters: `table`
-    [R, W] and, with form "demo", `value` [C*W, D] + bias, `key_m` likewise for each
+    [R, W] (in mode "rows" a variable of the collection "tables") and, with form
+    "demo", `value` [C*W, D] + bias, `key_m` likewise for each
     branch, gains `key_norm`, `query_norm`, `conv_norm` [M, D], `conv` [K, M*D]; with
     form "v41" `kv` [C*W, (M+1)*D] (keys branch by branch, the value last) and gains
     `query_weight`, `key_weight` [M, D]. Modes other than "sum" add `dense` [D, D].
@@ -145,6 +148,7 @@ class Engram(nn.Module):
     Attributes:
         n_rows: rows R of the table.
         n_columns: row ids C per token; None takes `config.n_columns`.
+        sharding: how a table in mode "rows" is divided; None: not divided.
 
     Sources: class Engram of deepseek-ai/Engram engram_demo_v1.py and of
     DeepSeek-V4.1-Flash inference/engram.py. Differs: segments stop the convolution,
@@ -155,6 +159,7 @@ class Engram(nn.Module):
     n_rows: int
     dtypes: Dtypes
     n_columns: int | None = None
+    sharding: RowSharding | None = None
 
     def __call__(self, hidden: Array, rows_BTC: Array, **options: Any) -> Array:
         """hidden + read(...), in the dtype of `hidden`."""
@@ -195,15 +200,17 @@ class Engram(nn.Module):
             )
         columns = self.n_columns or config.n_columns
         check_shape("rows_BTC", rows_BTC, (n_batch, n_tokens, columns))
-        table_RW = self.param(
+        table = declare_table(
+            self,
             "table",
-            nn.initializers.normal(config.table_std),
-            (self.n_rows, config.row_width),
-            self.dtypes.tables,
+            self.n_rows,
+            config.row_width,
+            init=nn.initializers.normal(config.table_std),
+            dtype=self.dtypes.tables,
+            mode=config.table_mode,
+            sharding=self.sharding,
         )
-        rows_BTCW = table_RW.at[rows_BTC].get(
-            mode="fill", fill_value=jnp.nan, wrap_negative_indices=False
-        )
+        rows_BTCW = table.gather(self, rows_BTC)
         e_BTE = rows_BTCW.reshape(n_batch, n_tokens, columns * config.row_width)
         e_BTE = e_BTE.astype(self.dtypes.compute)
         record(self, "rows", e_BTE)

@@ -8,6 +8,7 @@ When not: options of one kind of memory live beside that layer.
 from dataclasses import dataclass
 
 from memjax.errors import ConfigError
+from memjax.layers.table import TABLE_MODES
 from memjax.ops.gates import COMBINE_MODES
 
 
@@ -21,12 +22,16 @@ class MemoryConfig:
         cap: share of the memory in the modes that have one, in [0, 1].
         dropout: probability that the read of a whole sequence is dropped while
             training, in [0, 1). A dropped read has gate 0 and nothing is rescaled.
+        table_mode: "dense": the table is an ordinary parameter with an ordinary
+            gradient; "rows": only rows that were read have a gradient, so a step costs
+            what the reads cost, whatever the size of the table.
     """
 
     layers: tuple[int, ...] = (1,)
     mode: str = "sum"
     cap: float = 0.25
     dropout: float = 0.0
+    table_mode: str = "dense"
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, tuple):
@@ -43,3 +48,7 @@ class MemoryConfig:
             raise ConfigError("memories.cap", self.cap, "0 <= cap <= 1")
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError("memories.dropout", self.dropout, "0 <= dropout < 1")
+        if self.table_mode not in TABLE_MODES:
+            raise ConfigError(
+                "memories.table_mode", self.table_mode, f"one of {TABLE_MODES}"
+            )

@@ -21,6 +21,7 @@ from memjax.layers.precision import Dtypes
 from memjax.layers.record import METRICS
 from memjax.models.config import ModelConfig
 from memjax.ops.ngram_hash import NgramLayout, ngram_layouts, ngram_rows
+from memjax.parallel.row_sharding import RowSharding
 
 # Config fields that the layout knows by another name.
 _FIELDS = {"seed": "hash_seed", "layer_ids": "layers"}
@@ -73,10 +74,16 @@ class LanguageModel(nn.Module):
 
     Parameters of a single block are under `block_<i>`, those of a scanned run of
     blocks i..j under `blocks_<i>_<j>` with the layer axis in front; tables are the
-    leaves called `table`.
+    leaves called `table`, in mode "rows" in the collection "tables" under the same
+    path.
+
+    Attributes:
+        config: the model.
+        table_sharding: how tables in mode "rows" are divided; None: not divided.
     """
 
     config: ModelConfig
+    table_sharding: RowSharding | None = None
 
     @nn.compact
     def __call__(
@@ -141,6 +148,7 @@ class LanguageModel(nn.Module):
             config=memory,
             n_rows=layouts(self.config)[layer].n_rows,
             dtypes=Dtypes.of(self.config.precision),
+            sharding=self.table_sharding,
             parent=None if name is None else self,
             name=name,
         )

@@ -6,12 +6,15 @@ When not: renaming groups is the user's label rules, in the optimizer's config.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
+from memjax.layers.table import TABLES
 from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel
 
@@ -38,11 +41,59 @@ def labels(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(label, params)
 
 
-def abstract_params(config: ModelConfig) -> Any:
-    """Shapes and dtypes of the parameters; touches no device, allocates nothing."""
+@lru_cache(maxsize=64)
+def _abstract_variables(config: ModelConfig) -> Any:
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    return jax.eval_shape(LanguageModel(config).init, key, tokens)["params"]
+    return jax.eval_shape(LanguageModel(config).init, key, tokens)
+
+
+def abstract_params(config: ModelConfig) -> Any:
+    """Shapes and dtypes of the parameters; touches no device, allocates nothing.
+
+    Tables in mode "rows" stand among them where they would in mode "dense", in the
+    dtype they are stored in (uint16 for bfloat16).
+    """
+    return merge_tables(_abstract_variables(config))
+
+
+def row_tables(config: ModelConfig) -> dict[str, int]:
+    """{path: rows without padding} of the tables in mode "rows"."""
+    leaves = jax.tree_util.tree_leaves_with_path(
+        _abstract_variables(config).get(TABLES, {})
+    )
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape[0]
+        for path, leaf in leaves
+    }
+
+
+def table_layer(path: str, config: ModelConfig) -> int:
+    """The block that reads the table at `path`; n_layers for that of the head."""
+    module = path.split("/")[0]
+    return config.n_layers if module == "memory" else int(module.split("_")[1])
+
+
+def merge_tables(variables: Any) -> Any:
+    """One tree of parameters and tables, from the two collections of a model."""
+    flat = flatten_dict(variables["params"])
+    return unflatten_dict(flat | flatten_dict(variables.get(TABLES, {})))
+
+
+def split_tables(params: Any, config: ModelConfig) -> dict[str, Any]:
+    """The variables {"params", "tables"} of the model, from one tree of both.
+
+    The inverse of `merge_tables`; without tables in mode "rows", only "params".
+    """
+    paths = row_tables(config)
+    if not paths:
+        return {"params": params}
+    flat = flatten_dict(params, sep="/")
+    tables = {path: flat.pop(path) for path in paths}
+    return {
+        "params": unflatten_dict(flat, sep="/"),
+        TABLES: unflatten_dict(tables, sep="/"),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

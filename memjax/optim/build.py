@@ -6,6 +6,7 @@ When not: an optimizer of your own; any optax transform fits the training step.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,9 +23,9 @@ from memjax.optim.sinkhorn_momentum import sinkhorn_momentum
 
 
 def schedules(config: OptimConfig, n_steps: int) -> dict[str, Callable[[Any], Any]]:
-    """Step -> learning rate for "dense", "embedding" and "table".
+    """Step -> learning rate for "dense", "embedding", "table" and "table_rule_<i>".
 
-    All have the form of `config.schedule`; only their peaks differ. The rate of
+    All have the form of `config.schedule` unless a rule has its own. The rate of
     Sinkhorn momentum is given without its factor gamma.
 
     Raises:
@@ -41,17 +42,28 @@ def schedules(config: OptimConfig, n_steps: int) -> dict[str, Callable[[Any], An
         "embedding": shared if own is None else own,
         "table": config.table_learning_rate,
     }
+    forms = {
+        name: (config.schedule, config.warmup_steps, p) for name, p in peaks.items()
+    }
+    for i in range(len(config.table_rules)):
+        rule = config.table_settings(i)
+        forms[_rule(i)] = (rule.schedule, rule.warmup_steps, rule.learning_rate)
     return {
         group: rate_schedule(
-            config.schedule,
+            kind,
             peak,
             n_steps,
-            warmup_steps=config.warmup_steps,
+            warmup_steps=warmup_steps,
             decay_frac=config.decay_frac,
             end_frac=config.end_frac,
         )
-        for group, peak in peaks.items()
+        for group, (kind, warmup_steps, peak) in forms.items()
     }
+
+
+def _rule(i: int | None) -> str:
+    """The group of the tables that rule i takes."""
+    return "table" if i is None else f"table_rule_{i}"
 
 
 def build_optimizer(
@@ -60,9 +72,9 @@ def build_optimizer(
     """The transform that trains every labelled parameter.
 
     First each group's gradient is clipped by its own norm (dense together, tables
-    together, an embedding under Sinkhorn momentum by itself with the tables'
-    limit), then each label goes to its optimizer. Frozen parameters count in no
-    norm and get zero updates, decay included.
+    together, those of a table rule together, an embedding under Sinkhorn momentum by
+    itself with the tables' limit), then each label goes to its optimizer. Frozen
+    parameters count in no norm and get zero updates, decay included.
 
     Moments and momentum are float32; updates keep the gradient's dtype. With
     Muon the last two axes of a matrix are taken as (in, out) and leading axes as
@@ -80,26 +92,32 @@ def build_optimizer(
         ShapeError: at `init`, a table (or a matrix under Muon) of a wrong rank.
     """
     check_labels(labels)
+    labels = jax.tree_util.tree_map_with_path(
+        lambda path, label: (
+            _rule(config.rule_of(path_name(path))) if label == "table" else label
+        ),
+        labels,
+    )
     present = set(jax.tree.leaves(labels))
-    makers = {
-        "matrix": _matrix,
-        "vector": _vector,
-        "embedding": _embedding,
-        "table": _table,
-        "frozen": lambda config, rates: optax.set_to_zero(),
-    }
     rates = schedules(config, n_steps)
-    steps = [
-        optax.partition(
-            {label: makers[label](config, rates) for label in sorted(present)}, labels
-        )
-    ]
+    makers = {
+        "matrix": lambda: _matrix(config, rates),
+        "vector": lambda: _vector(config, rates),
+        "embedding": lambda: _embedding(config, rates),
+        "frozen": optax.set_to_zero,
+    }
     limits = {
         "dense": config.clip_norm,
         "embedding": config.table_clip_norm,
-        "table": config.table_clip_norm,
         "frozen": None,
     }
+    for i in (None, *range(len(config.table_rules))):
+        settings = config.table_settings(i)
+        makers[_rule(i)] = partial(_table, config, settings.optimizer, rates[_rule(i)])
+        limits[_rule(i)] = settings.clip_norm
+    steps = [
+        optax.partition({label: makers[label]() for label in sorted(present)}, labels)
+    ]
     groups = jax.tree.map(lambda label: _clip_group(config, label), labels)
     limits = {group: limits[group] for group in set(jax.tree.leaves(groups))}
     if any(limit is not None for limit in limits.values()):
@@ -114,7 +132,7 @@ def build_optimizer(
 def _clip_group(config: OptimConfig, label: str) -> str:
     if label == "embedding":
         return "dense" if config.embedding == "dense" else "embedding"
-    return label if label in ("table", "frozen") else "dense"
+    return label if label.startswith("table") or label == "frozen" else "dense"
 
 
 def _adamw(
@@ -169,13 +187,14 @@ def _embedding(config: OptimConfig, rates: Any) -> optax.GradientTransformation:
     return _sinkhorn(config, rates["embedding"])
 
 
-def _table(config: OptimConfig, rates: Any) -> optax.GradientTransformation:
-    rate = rates["table"]
-    if config.table_optimizer == "sinkhorn_momentum":
+def _table(
+    config: OptimConfig, optimizer: str, rate: Any
+) -> optax.GradientTransformation:
+    if optimizer == "sinkhorn_momentum":
         return _sinkhorn(config, rate)
-    if config.table_optimizer == "sgd":
+    if optimizer == "sgd":
         return scale_by_rate(rate)
-    if config.table_optimizer == "adagrad":
+    if optimizer == "adagrad":
         # eps stands inside the root there; squared, it means the same as Adam's.
         direction = optax.scale_by_rss(initial_accumulator_value=0.0, eps=config.eps**2)
     else:

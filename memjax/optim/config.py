@@ -8,7 +8,7 @@ When not: a schedule or transform of your own; hand that to the loop yourself.
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from memjax.errors import ConfigError
 from memjax.ops.sinkhorn import check_balance_arguments
@@ -16,7 +16,15 @@ from memjax.optim.rate import SCHEDULES
 
 LABELS = ("table", "matrix", "vector", "embedding", "frozen")
 OPTIMIZERS = ("adamw", "muon")
-TABLE_OPTIMIZERS = ("sinkhorn_momentum", "adam", "adagrad", "sgd")
+DENSE_TABLE_OPTIMIZERS = ("sinkhorn_momentum", "adam", "adagrad", "sgd")
+ROW_TABLE_OPTIMIZERS = (
+    "sinkhorn_momentum",
+    "sinkhorn_touched_rows",
+    "lazy_adam",
+    "adagrad",
+    "sgd",
+)
+TABLE_OPTIMIZERS = tuple(dict.fromkeys(DENSE_TABLE_OPTIMIZERS + ROW_TABLE_OPTIMIZERS))
 EMBEDDING_OPTIMIZERS = ("dense", "sinkhorn_momentum")
 
 
@@ -52,6 +60,37 @@ class SinkhornConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TableRule:
+    """Settings of some tables; None takes that of all tables.
+
+    Attributes:
+        pattern: regular expression, searched in the path of a table
+            ("block_1/memory/table"); the first rule that is found takes it.
+        optimizer, learning_rate, clip_norm: as `table_optimizer`,
+            `table_learning_rate` and `table_clip_norm` of `OptimConfig`. The tables of
+            a rule are clipped together, apart from the others.
+        schedule, warmup_steps: as in `OptimConfig`.
+    """
+
+    pattern: str
+    optimizer: str | None = None
+    learning_rate: float | None = None
+    clip_norm: float | None = None
+    schedule: str | None = None
+    warmup_steps: int | None = None
+
+
+class TableSettings(NamedTuple):
+    """What holds for a table once its rule is known; fields as in `TableRule`."""
+
+    optimizer: str
+    learning_rate: float
+    clip_norm: float | None
+    schedule: str
+    warmup_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """How every kind of parameter is trained.
 
@@ -75,11 +114,22 @@ class OptimConfig:
         warmup_steps: linear warm-up, in steps.
         decay_frac: part of the run that "wsd" spends falling.
         end_frac: last rate as a part of the peak ("cosine", "wsd").
-        table_optimizer: "sinkhorn_momentum", "adam" (dense: a row that is no
-            longer read keeps moving), "adagrad" or "sgd".
+        table_optimizer: for tables in mode "dense" one of "sinkhorn_momentum", "adam"
+            (a row that is no longer read keeps moving), "adagrad", "sgd"; in mode
+            "rows" one of "sinkhorn_momentum" (exact, at the cost of the active rows),
+            "sinkhorn_touched_rows" (rows of the step only: another, worse optimizer),
+            "lazy_adam" (rows that were not read stand still), "adagrad", "sgd".
         table_learning_rate: peak rate of the tables.
         table_betas: decay of the two moments of table Adam.
         table_clip_norm: largest global norm of the table gradient; None leaves it.
+        table_rules: other settings for some tables.
+        table_capacity: rows that Sinkhorn momentum in mode "rows" keeps in motion
+            without a pass over the table; None takes 48 for every row read in a step,
+            or all rows of the table when they are fewer.
+        table_ema_decay: decay of the running mean of tables in mode "rows", which
+            evaluations then use; None keeps none.
+        table_stochastic_rounding: round bfloat16 tables in mode "rows" up or down at
+            random, right on average.
         sinkhorn: settings of sinkhorn_momentum, for tables and embedding alike.
         embedding: "dense", or "sinkhorn_momentum" as arXiv:2609.19969 does.
         embedding_learning_rate: peak rate of the embedding; None takes the rate of
@@ -106,6 +156,10 @@ class OptimConfig:
     table_learning_rate: float = 2e-2
     table_betas: tuple[float, float] = (0.9, 0.999)
     table_clip_norm: float | None = None
+    table_rules: tuple[TableRule, ...] = ()
+    table_capacity: int | None = None
+    table_ema_decay: float | None = None
+    table_stochastic_rounding: bool = False
     sinkhorn: SinkhornConfig = field(default_factory=SinkhornConfig)
     embedding: str = "dense"
     embedding_learning_rate: float | None = None
@@ -136,8 +190,11 @@ class OptimConfig:
         ):
             if getattr(self, name) is not None:
                 _check_number(f"optim.{name}", getattr(self, name), 0)
-        if self.ema_decay is not None:
-            _check_number("optim.ema_decay", self.ema_decay, 0, 1)
+        for name in ("ema_decay", "table_ema_decay"):
+            if getattr(self, name) is not None:
+                _check_number(f"optim.{name}", getattr(self, name), 0, 1)
+        if self.table_capacity is not None:
+            _check_count("optim.table_capacity", self.table_capacity, 1)
         for name in ("decay_frac", "end_frac"):
             value = getattr(self, name)
             _check_number(f"optim.{name}", value, 0)
@@ -145,6 +202,49 @@ class OptimConfig:
                 raise ConfigError(f"optim.{name}", value, "a number from 0 to 1")
         _check_count("optim.warmup_steps", self.warmup_steps, 0)
         self._check_label_rules()
+        self._check_table_rules()
+
+    def rule_of(self, path: str) -> int | None:
+        """Which rule takes the table at `path`; None when no rule does."""
+        hits = (
+            i
+            for i, rule in enumerate(self.table_rules)
+            if re.search(rule.pattern, path)
+        )
+        return next(hits, None)
+
+    def table_settings(self, rule: int | None) -> TableSettings:
+        """The settings of tables under a rule, or of those without one."""
+        given = TableRule(pattern="") if rule is None else self.table_rules[rule]
+
+        def either(own: Any, of_all: Any) -> Any:
+            return of_all if own is None else own
+
+        return TableSettings(
+            optimizer=either(given.optimizer, self.table_optimizer),
+            learning_rate=either(given.learning_rate, self.table_learning_rate),
+            clip_norm=either(given.clip_norm, self.table_clip_norm),
+            schedule=either(given.schedule, self.schedule),
+            warmup_steps=either(given.warmup_steps, self.warmup_steps),
+        )
+
+    def _check_table_rules(self) -> None:
+        if not isinstance(self.table_rules, tuple):
+            raise ConfigError("optim.table_rules", self.table_rules, "a tuple of rules")
+        for i, rule in enumerate(self.table_rules):
+            path = f"optim.table_rules.{i}"
+            if not isinstance(rule, TableRule):
+                raise ConfigError(path, rule, "a TableRule")
+            _check_pattern(f"{path}.pattern", rule.pattern)
+            if rule.optimizer is not None:
+                _check_choice(f"{path}.optimizer", rule.optimizer, TABLE_OPTIMIZERS)
+            if rule.schedule is not None:
+                _check_choice(f"{path}.schedule", rule.schedule, SCHEDULES)
+            for name in ("learning_rate", "clip_norm"):
+                if getattr(rule, name) is not None:
+                    _check_number(f"{path}.{name}", getattr(rule, name), 0)
+            if rule.warmup_steps is not None:
+                _check_count(f"{path}.warmup_steps", rule.warmup_steps, 0)
 
     def _check_label_rules(self) -> None:
         if not isinstance(self.label_rules, tuple):
@@ -158,17 +258,19 @@ class OptimConfig:
             ):
                 raise ConfigError(path, rule, "a pair (regular expression, label)")
             _check_choice(f"{path}.1", rule[1], LABELS)
-            try:
-                re.compile(rule[0])
-            except re.error as error:
-                raise ConfigError(
-                    f"{path}.0", rule[0], f"a regular expression ({error})"
-                ) from None
+            _check_pattern(f"{path}.0", rule[0])
 
 
 def _check_choice(path: str, value: Any, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(path, value, f"one of {list(allowed)}")
+
+
+def _check_pattern(path: str, value: Any) -> None:
+    try:
+        re.compile(value)
+    except (re.error, TypeError) as error:
+        raise ConfigError(path, value, f"a regular expression ({error})") from None
 
 
 def _check_count(path: str, value: Any, low: int) -> None:

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from memjax.errors import ConfigError, DataError
 
 AXES = ("data", "fsdp", "tensor", "table")
+DIVISIONS = ("rows", "columns")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,8 @@ class MeshConfig:
         data: the batch is split over this axis; -1 takes the devices left over.
         fsdp: dense parameters may be split over this axis.
         tensor: single weight matrices may be split over this axis.
-        table: rows of value tables may be split over this axis.
+        table: value tables in mode "rows" are split over this axis.
+        table_by: "rows", padded up to equal parts, or "columns", equal parts.
 
     At most one axis may be -1; the others are at least 1.
     """
@@ -35,8 +37,11 @@ class MeshConfig:
     fsdp: int = 1
     tensor: int = 1
     table: int = 1
+    table_by: str = "rows"
 
     def __post_init__(self) -> None:
+        if self.table_by not in DIVISIONS:
+            raise ConfigError("mesh.table_by", self.table_by, f"one of {DIVISIONS}")
         free = [name for name in AXES if getattr(self, name) == -1]
         for name in AXES:
             size = getattr(self, name)

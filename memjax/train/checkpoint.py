@@ -5,8 +5,9 @@ Why: a checkpoint of another configuration is refused in words, never cut or cas
     torn one is set aside, so that rerunning the same command always goes on.
 When not: exporting weights to other formats.
 
-One step directory holds the items `params` (a plain tree), `rest` (step, key, optimizer
-state, by path), `ema` (by path, where there is one), `data` and `meta` (both JSON).
+One step directory holds the items `params` (a plain tree), `rest` (step, key, states of
+the optimizers, by path), `ema` (by path, where there is one), `data` and `meta` (both
+JSON).
 """
 
 import math
@@ -240,6 +241,7 @@ class Checkpoints:
             opt_state=_refill(abstract.opt_state, "opt_state/", rest),
             ema=_refill(abstract.ema, "ema/", got["ema"] if ema else {}),
             key=rest["key"],
+            table_state=_refill(abstract.table_state, "table_state/", rest),
         )
         return Restored(state, got["data"]["data"], dict(meta["progress"]))
 
@@ -341,8 +343,9 @@ def restore_params(
 
 
 def _rest(state: TrainState) -> dict[str, Any]:
-    """Step, key and optimizer state as one flat dict by path."""
+    """Step, key and the states of both optimizers as one flat dict by path."""
     leaves = state_leaves(state.opt_state, "opt_state/")
+    leaves |= state_leaves(state.table_state, "table_state/")
     return {"step": state.step, "key": state.key, **leaves}
 
 

@@ -83,7 +83,7 @@ def check_meta(
     """
     roots = {name.split("/")[0] for name in wanted}
     if "params" in roots and "step" in roots:
-        roots |= {"ema", "opt_state"}
+        roots |= {"ema", "opt_state", "table_state"}
     saved = {k: v for k, v in meta["leaves"].items() if k.split("/")[0] in roots}
     have = {name: _kind(leaf) for name, leaf in wanted.items()}
     lines = [f"{k}: saved {v}, wanted none" for k, v in saved.items() if k not in have]

@@ -37,6 +37,7 @@ from memjax.train.state import (
 )
 from memjax.train.step import GroupNorms, LossFn, make_train_step
 from memjax.train.stop import StopSignal
+from memjax.train.tables import TableTraining
 
 EvalFn = Callable[[Params, int | None], Mapping[str, float]]
 
@@ -111,6 +112,7 @@ def fit(
     seed: int = 0,
     bytes_per_token: float = 1.0,
     ema: Ema | None = None,
+    tables: TableTraining | None = None,
     group_norms: GroupNorms | None = None,
     health_fn: HealthFn | None = None,
     hooks: Sequence[Hook] = (),
@@ -120,7 +122,8 @@ def fit(
     Args:
         config: length and periods.
         run_dir: an existing run folder (see `open_run_folder`).
-        mesh: batches are split over "data", parameters are replicated.
+        mesh: batches are split over "data", tables by rows as `tables` says, all else
+            is replicated.
         init_params: key -> parameters, traceable.
         loss_fn: (params, batch, key) -> (summed nats, {"weight": ..., sums}).
         transform: an optax transformation.
@@ -132,18 +135,19 @@ def fit(
         seed: of the parameters and of the keys of the steps.
         bytes_per_token: turns bits a token into bits a byte in the records.
         ema: a running average; evaluations then use it.
+        tables: how tables are trained by rows, if any are.
         group_norms: tree -> {group: norm}.
         health_fn: (state, batch) -> scalars, called every `health_every` steps.
         hooks: further hooks, after the built-in ones.
 
     Raises:
-        ConfigError: a mesh axis other than "data" is larger than 1, health_every
-            without a health_fn, or n_steps below the step of the checkpoint.
+        ConfigError: a mesh axis over which nothing is divided is larger than 1,
+            health_every without a health_fn, or n_steps below the checkpoint's step.
         CheckpointError: the run folder's checkpoint is of another configuration.
         TrainingError: a loss, gradient or update that is not finite (names the step and
             the last good checkpoint), or data that ended.
     """
-    _check(config, mesh, health_fn)
+    _check(config, mesh, health_fn, tables)
     primary = jax.process_index() == 0
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(
@@ -153,18 +157,24 @@ def fit(
                 keep_best=config.keep_best,
             )
         )
+        abstract = abstract_state(
+            init_params, transform, mesh, ema=ema, tables=tables, seed=seed
+        )
         step_fn = make_train_step(
             loss_fn,
             transform,
             accumulate_steps=config.accumulate_steps,
             update_ema=None if ema is None else ema.update,
             group_norms=group_norms,
+            tables=tables,
             mesh=mesh,
+            shardings=jax.tree.map(lambda x: x.sharding, abstract),
         )
-        abstract = abstract_state(init_params, transform, mesh, ema=ema, seed=seed)
         restored = checkpoints.restore_newest(abstract, fingerprint)
         if restored is None:
-            state = init_state(init_params, transform, mesh, ema=ema, seed=seed)
+            state = init_state(
+                init_params, transform, mesh, ema=ema, tables=tables, seed=seed
+            )
             progress: dict[str, Any] = {}
         else:
             state, progress = restored.state, restored.progress
@@ -192,6 +202,9 @@ def fit(
 
         def evaluate(max_batches: int | None) -> dict[str, float]:
             params = state.params if ema is None else ema.merge(state.ema, state.params)
+            if tables is not None:
+                dense, values = tables.split(params)
+                params = tables.merge(dense, tables.mean(values, state.table_state))
             values = eval_fn(params, max_batches)
             return {name: float(value) for name, value in values.items()}
 
@@ -252,14 +265,17 @@ def fit(
         return result
 
 
-def _check(config: TrainConfig, mesh: Mesh, health_fn: HealthFn | None) -> None:
+def _check(
+    config: TrainConfig,
+    mesh: Mesh,
+    health_fn: HealthFn | None,
+    tables: TableTraining | None,
+) -> None:
     for name, size in mesh.shape.items():
-        if name != "data" and size != 1:
-            raise ConfigError(
-                f"mesh.{name}",
-                size,
-                "1: this loop replicates parameters over mesh.data",
-            )
+        divided = name == "data" or (name == "table" and tables is not None)
+        if size != 1 and not divided:
+            why = "no table in mode 'rows'" if name == "table" else "not divided so far"
+            raise ConfigError(f"mesh.{name}", size, f"1: {why}")
     if config.health_every is not None and health_fn is None:
         raise ConfigError("train.health_every", config.health_every, "None: no memory")
 

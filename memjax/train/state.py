@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from memjax.parallel.mesh import replicated
+from memjax.train.tables import TableTraining
 
 _PRNG_OPTION = "jax_default_prng_impl"
 
@@ -42,6 +43,7 @@ class TrainState(NamedTuple):
         step: int32 scalar, the number of updates done; our own, never the optimizer's.
         params: the parameters.
         opt_state: state of the optax transform.
+        table_state: state of the tables' optimizer, None without one.
         ema: running average of some parameters, None where there is none.
         key: raw uint32 data of the key that steps fold their number into.
     """
@@ -51,17 +53,25 @@ class TrainState(NamedTuple):
     opt_state: Any
     ema: Any
     key: jax.Array
+    table_state: Any = None
 
 
-def _builder(init_params: InitParams, transform: Any, ema: Ema | None) -> Callable:
+def _builder(
+    init_params: InitParams,
+    transform: Any,
+    ema: Ema | None,
+    tables: TableTraining | None,
+) -> Callable:
     def build(key: jax.Array) -> TrainState:
         params = init_params(jax.random.fold_in(key, 0))
+        dense, values = (params, None) if tables is None else tables.split(params)
         state = TrainState(
             step=jnp.zeros((), jnp.int32),
             params=params,
-            opt_state=transform.init(params),
+            opt_state=transform.init(dense),
             ema=None if ema is None else ema.init(params),
             key=jax.random.key_data(jax.random.fold_in(key, 1)),
+            table_state=None if tables is None else tables.init(values),
         )
         # A weakly typed leaf would make the second step compile again.
         return jax.tree.map(lambda x: jnp.asarray(x, jnp.asarray(x).dtype), state)
@@ -75,6 +85,7 @@ def abstract_state(
     mesh: Mesh,
     *,
     ema: Ema | None = None,
+    tables: TableTraining | None = None,
     seed: int = 0,
 ) -> TrainState:
     """Shapes, dtypes and shardings of the state; allocates nothing.
@@ -82,15 +93,26 @@ def abstract_state(
     Args:
         init_params: key -> parameters, traceable.
         transform: an optax gradient transformation.
-        mesh: every leaf is replicated over it.
+        mesh: every leaf but tables and their state is replicated over it.
         ema: the running average, if any.
+        tables: how tables are trained by rows, if any are.
         seed: as in `init_state`; only its key's shape matters here.
     """
-    build = _builder(init_params, transform, ema)
+    build = _builder(init_params, transform, ema, tables)
     shapes = jax.eval_shape(build, jax.random.key(seed))
+    shardings = jax.tree.map(lambda _: replicated(mesh), shapes)
+    if tables is not None:
+        dense, _ = tables.split(shardings.params)
+        of_tables, of_state = tables.shardings(
+            tables.split(shapes.params)[1], shapes.table_state
+        )
+        shardings = shardings._replace(
+            params=tables.merge(dense, of_tables), table_state=of_state
+        )
     return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)),
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         shapes,
+        shardings,
     )
 
 
@@ -100,6 +122,7 @@ def init_state(
     mesh: Mesh,
     *,
     ema: Ema | None = None,
+    tables: TableTraining | None = None,
     seed: int = 0,
 ) -> TrainState:
     """The state at step 0, built on the devices by one jitted function.
@@ -107,10 +130,9 @@ def init_state(
     The key of `seed` is split by fold_in: 0 for the parameters, 1 for the steps. The
     same seed gives the same state on any number of devices.
     """
-    build = _builder(init_params, transform, ema)
-    shardings = jax.tree.map(
-        lambda x: x.sharding, abstract_state(init_params, transform, mesh, ema=ema)
-    )
+    build = _builder(init_params, transform, ema, tables)
+    abstract = abstract_state(init_params, transform, mesh, ema=ema, tables=tables)
+    shardings = jax.tree.map(lambda x: x.sharding, abstract)
     return jax.jit(build, out_shardings=shardings)(jax.random.key(seed))
 
 

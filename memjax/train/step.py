@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from memjax.errors import ConfigError, TrainingError
 from memjax.parallel.mesh import replicated
 from memjax.train.state import TrainState, state_leaves
+from memjax.train.tables import TableTraining
 
 LossFn = Callable[[Any, Any, jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
 GroupNorms = Callable[[Any], dict[str, jax.Array]]
@@ -49,13 +50,25 @@ def _micro_batches(batch: Any, n: int, mesh: Mesh | None) -> Any:
     return jax.tree.map(cut, batch)
 
 
-def _sums(loss_fn: LossFn, params: Any, batch: Any, key: jax.Array) -> tuple[Any, Any]:
-    """(gradient of the nats, {"nats", "weight", ...}), all float32 sums."""
-    (nats, aux), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, batch, key)
+def _dense_gradients(loss_fn: LossFn) -> Callable[..., Any]:
+    """As `TableTraining.gradients`, of a model whose parameters are all dense."""
+
+    def gradients(params: Any, batch: Any, key: jax.Array) -> Any:
+        found, grads = jax.value_and_grad(loss_fn, has_aux=True)(params, batch, key)
+        return found, (grads, None)
+
+    return gradients
+
+
+def _sums(
+    gradients: Callable[..., Any], params: Any, batch: Any, key: jax.Array
+) -> tuple[Any, Any, Any]:
+    """(gradient of the nats, {"nats", "weight", ...}, row gradients), float32 sums."""
+    (nats, aux), (grads, rows) = gradients(params, batch, key)
     sums = {name: jnp.asarray(x, jnp.float32) for name, x in aux.items()}
     if "weight" not in sums:
         raise TrainingError(f"loss_fn returned {sorted(sums)}, 'weight' is missing")
-    return grads, {**sums, "nats": nats.astype(jnp.float32)}
+    return grads, {**sums, "nats": nats.astype(jnp.float32)}, rows
 
 
 def _check_types(new: TrainState, old: TrainState) -> None:
@@ -77,7 +90,9 @@ def make_train_step(
     accumulate_steps: int = 1,
     update_ema: Callable[[Any, Any, jax.Array], Any] | None = None,
     group_norms: GroupNorms | None = None,
+    tables: TableTraining | None = None,
     mesh: Mesh | None = None,
+    shardings: Any = None,
 ) -> Step:
     """A jitted step(state, batch) -> (state, metrics); the state is donated.
 
@@ -90,50 +105,72 @@ def make_train_step(
             micro-batch, so dropout masks are not those of the whole batch.
         update_ema: (ema, new params, step) -> ema; None leaves it alone.
         group_norms: tree -> {group: norm} over groups that part the tree, applied to
-            gradients and updates.
-        mesh: parameters are replicated over it, batches split over "data".
+            gradients and updates of the dense weights.
+        tables: how tables are trained by rows; `transform` and `group_norms` then see
+            the dense weights alone. The row gradients of micro-batches are joined, and
+            summed by row once.
+        mesh: batches are split over its axis "data".
+        shardings: of the new state, a tree like it; None lets the compiler decide
+            without a mesh, and replicates everything with one.
 
     Returns:
         The step. Its metrics are float32 scalars: "loss" (nats a token),
         "bits_per_token", "weight", "grad_norm", "update_norm", both also as
-        "grad_norm/GROUP", every other sum of `aux` divided by the weight, and the bool
-        "finite": loss, gradient and update are finite. A batch of weight 0 has loss 0
-        and gradient 0.
+        "grad_norm/GROUP" ("table" for tables by rows), the counts of the tables'
+        optimizers as "NAME/PATH", every other sum of `aux` divided by the weight, and
+        the bool "finite": loss, gradient and update are finite. A batch of weight 0 has
+        loss 0 and gradient 0.
 
     Raises:
         ConfigError: accumulate_steps does not divide the batch (when traced).
         TrainingError: the transform changes a dtype or shape of the state (traced).
     """
 
-    def accumulate(params: Any, batch: Any, key: jax.Array) -> tuple[Any, Any]:
-        if accumulate_steps == 1:
-            return _sums(loss_fn, params, batch, key)
+    gradients = _dense_gradients(loss_fn) if tables is None else tables.gradients
 
-        def body(carry: Any, x: Any) -> tuple[Any, None]:
+    def accumulate(params: Any, batch: Any, key: jax.Array) -> tuple[Any, Any, Any]:
+        """(gradients, sums, row gradients) of the whole batch."""
+        if accumulate_steps == 1:
+            return _sums(gradients, params, batch, key)
+
+        def body(carry: Any, x: Any) -> tuple[Any, Any]:
             number, micro = x
-            grads, sums = _sums(loss_fn, params, micro, jax.random.fold_in(key, number))
+            grads, sums, rows = _sums(
+                gradients, params, micro, jax.random.fold_in(key, number)
+            )
             grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
-            return jax.tree.map(jnp.add, carry, (grads, sums)), None
+            return jax.tree.map(jnp.add, carry, (grads, sums)), rows
 
         micros = _micro_batches(batch, accumulate_steps, mesh)
         numbers = jnp.arange(accumulate_steps)
         first = jax.tree.map(lambda x: x[0], micros)
-        shapes = jax.eval_shape(lambda: _sums(loss_fn, params, first, key))
+        shapes = jax.eval_shape(lambda: _sums(gradients, params, first, key)[:2])
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), shapes)
-        return jax.lax.scan(body, zeros, (numbers, micros))[0]
+        (grads, sums), rows = jax.lax.scan(body, zeros, (numbers, micros))
+        joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
+        return grads, sums, joined
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        grads, sums = accumulate(state.params, batch, key)
+        grads, sums, rows = accumulate(state.params, batch, key)
+        dense, values = state.params, None
+        if tables is not None:
+            dense, values = tables.split(state.params)
         weight = sums["weight"]
         scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
         grads = jax.tree.map(
             lambda g, p: (g.astype(jnp.float32) * scale).astype(p.dtype),
             grads,
-            state.params,
+            dense,
         )
-        updates, opt_state = transform.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        updates, opt_state = transform.update(grads, state.opt_state, dense)
+        params = optax.apply_updates(dense, updates)
+        table_state, of_tables = state.table_state, {}
+        if tables is not None:
+            values, table_state, of_tables = tables.apply(
+                rows, state.table_state, values, scale
+            )
+            params = tables.merge(params, values)
         ema = state.ema
         if update_ema is not None:
             ema = update_ema(state.ema, params, state.step)
@@ -145,28 +182,44 @@ def make_train_step(
             "loss": loss,
             "bits_per_token": loss / math.log(2.0),
             "weight": weight,
-            **_norms("grad_norm", grads, group_norms),
-            **_norms("update_norm", updates, group_norms),
+            **_norms("grad_norm", grads, group_norms, of_tables),
+            **_norms("update_norm", updates, group_norms, of_tables),
+        }
+        metrics |= {
+            name: jnp.asarray(value, jnp.float32)
+            for name, value in of_tables.items()
+            if not name.split("/")[0].endswith("_norm")
         }
         metrics["finite"] = (
             jnp.isfinite(loss)
             & jnp.isfinite(metrics["grad_norm"])
             & jnp.isfinite(metrics["update_norm"])
         )
-        new = TrainState(state.step + 1, params, opt_state, ema, state.key)
+        new = TrainState(state.step + 1, params, opt_state, ema, state.key, table_state)
         new = jax.tree.map(lambda x: jnp.asarray(x, jnp.asarray(x).dtype), new)
         _check_types(new, state)
         return new, metrics
 
     out = None if mesh is None else replicated(mesh)
+    if mesh is not None and shardings is not None:
+        out = (shardings, replicated(mesh))
     return jax.jit(step, donate_argnums=0, out_shardings=out)
 
 
-def _norms(name: str, tree: Any, group_norms: GroupNorms | None) -> dict[str, Any]:
-    """The norm of the tree and of its groups; each leaf is read once."""
-    if group_norms is None:
-        return {name: _norm(tree)}
-    groups = group_norms(tree)
+def _norms(
+    name: str,
+    tree: Any,
+    group_norms: GroupNorms | None,
+    of_tables: dict[str, jax.Array],
+) -> dict[str, Any]:
+    """The norm of everything and of its groups; each leaf is read once."""
+    groups = {"dense": _norm(tree)} if group_norms is None else group_norms(tree)
+    by_rows = [v for k, v in of_tables.items() if k.startswith(f"{name}/")]
+    if by_rows:
+        joined = [groups["table"]] if "table" in groups else []
+        groups = groups | {"table": _norm([*joined, *by_rows])}
+    if group_norms is None and not by_rows:
+        return {name: groups["dense"]}
     total = {name: _norm(list(groups.values()))}
     return total | {f"{name}/{group}": norm for group, norm in groups.items()}
 

@@ -1,0 +1,180 @@
+"""From settings to the optimizer of the tables in mode "rows".
+
+What: `build_table_optimizer`, and `check_table_settings` for what spans both modes.
+Why: which table gets which rule is decided once, by path, before anything runs.
+When not: tables in mode "dense" are parameters; `build_optimizer` trains those.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import optax
+
+from memjax.errors import ConfigError
+from memjax.optim.config import (
+    DENSE_TABLE_OPTIMIZERS,
+    ROW_TABLE_OPTIMIZERS,
+    OptimConfig,
+    TableSettings,
+)
+from memjax.optim.rate import rate_schedule, scale_by_rate
+from memjax.optim.row_write import RowWriter
+from memjax.optim.sinkhorn_rows import sinkhorn_rows
+from memjax.optim.sinkhorn_touched_rows import sinkhorn_touched_rows
+from memjax.optim.table_optimizer import TableOptimizer, rowwise
+from memjax.optim.tables import TableGroup, TablesOptimizer, table_optimizer
+from memjax.parallel.row_sharding import RowSharding
+
+# Rows in motion per row read in a step: byte n-grams of orders 3 to 6 had 31 to 40.
+CAPACITY_PER_READ = 48
+
+
+def check_table_settings(
+    config: OptimConfig,
+    dense: Sequence[str],
+    rows: Mapping[str, str],
+    tables_dtype: str = "float32",
+) -> None:
+    """Raise ConfigError for settings of tables that nothing would read.
+
+    Args:
+        config: the settings.
+        dense: paths of the tables in mode "dense".
+        rows: {path: label} of those in mode "rows".
+        tables_dtype: dtype name of the tables.
+    """
+    paths = [*dense, *rows]
+    for i, rule in enumerate(config.table_rules):
+        if not any(config.rule_of(path) == i for path in paths):
+            raise ConfigError(
+                f"optim.table_rules.{i}.pattern",
+                rule.pattern,
+                f"one that takes a table, after the rules before it; tables: {paths}",
+            )
+    for mode, found, allowed in (
+        ("dense", dense, DENSE_TABLE_OPTIMIZERS),
+        ("rows", list(rows), ROW_TABLE_OPTIMIZERS),
+    ):
+        for path in found:
+            i = config.rule_of(path)
+            optimizer = config.table_settings(i).optimizer
+            field = "optim.table_optimizer"
+            if i is not None and config.table_rules[i].optimizer is not None:
+                field = f"optim.table_rules.{i}.optimizer"
+            if optimizer not in allowed:
+                raise ConfigError(
+                    field, optimizer, f"one of {allowed} for {path} in mode '{mode}'"
+                )
+    for path, label in rows.items():
+        if label not in ("table", "frozen"):
+            raise ConfigError(
+                f"label of {path}", label, "'table' or 'frozen' in mode 'rows'"
+            )
+    of_rows = {
+        "table_capacity": config.table_capacity is not None,
+        "table_ema_decay": config.table_ema_decay is not None,
+        "table_stochastic_rounding": config.table_stochastic_rounding,
+    }
+    for field, given in of_rows.items():
+        if given and not rows:
+            raise ConfigError(
+                f"optim.{field}",
+                getattr(config, field),
+                "the default without a table in mode 'rows'",
+            )
+    if config.table_stochastic_rounding and tables_dtype == "float32":
+        raise ConfigError(
+            "optim.table_stochastic_rounding", True, "False for tables of float32"
+        )
+
+
+def build_table_optimizer(
+    config: OptimConfig,
+    labels: Mapping[str, str],
+    n_steps: int,
+    *,
+    reads: Mapping[str, int],
+    n_rows: Mapping[str, int],
+    sharding: RowSharding | None = None,
+    seed: int = 0,
+) -> TablesOptimizer:
+    """The optimizer of the tables in mode "rows".
+
+    Args:
+        config: the settings (see `check_table_settings`).
+        labels: {path: "table" or "frozen"}.
+        n_steps: length of the run in optimizer steps.
+        reads: {path: rows read in a step}, for the default capacity.
+        n_rows: {path: rows without padding}.
+        sharding: how the tables are divided.
+        seed: of stochastic rounding.
+    """
+    writer = RowWriter(
+        stochastic_rounding=config.table_stochastic_rounding,
+        seed=seed,
+        ema_decay=config.table_ema_decay,
+    )
+    members: dict[int | None | str, list[str]] = {}
+    for path, label in labels.items():
+        key = "frozen" if label == "frozen" else config.rule_of(path)
+        members.setdefault(key, []).append(path)
+    groups = []
+    for key, paths in members.items():
+        pattern = "^(?:" + "|".join(re.escape(path) for path in paths) + ")$"
+        if isinstance(key, str):
+            groups.append(TableGroup(pattern, None))
+            continue
+        settings = config.table_settings(key)
+        capacity = config.table_capacity
+        if capacity is None:
+            capacity = CAPACITY_PER_READ * max(reads[path] for path in paths)
+        optimizer = _optimizer(config, settings, n_steps, capacity, writer)
+        groups.append(TableGroup(pattern, optimizer, settings.clip_norm))
+    return table_optimizer(groups, sharding=sharding, n_rows=n_rows)
+
+
+def _optimizer(
+    config: OptimConfig,
+    settings: TableSettings,
+    n_steps: int,
+    capacity: int,
+    writer: RowWriter,
+) -> TableOptimizer:
+    rate = rate_schedule(
+        settings.schedule,
+        settings.learning_rate,
+        n_steps,
+        warmup_steps=settings.warmup_steps,
+        decay_frac=config.decay_frac,
+        end_frac=config.end_frac,
+    )
+    sinkhorn: dict[str, Any] = {
+        name: getattr(config.sinkhorn, name)
+        for name in ("gamma", "beta", "n_iterations", "tau", "eps", "norm")
+    }
+    b1, b2 = config.table_betas
+    makers = {
+        "sinkhorn_momentum": lambda: sinkhorn_rows(
+            rate, capacity=capacity, writer=writer, **sinkhorn
+        ),
+        "sinkhorn_touched_rows": lambda: sinkhorn_touched_rows(
+            rate, writer=writer, **sinkhorn
+        ),
+        "sgd": lambda: rowwise(scale_by_rate(rate), writer=writer),
+        # eps stands inside the root there; squared, it means the same as Adam's.
+        "adagrad": lambda: rowwise(
+            optax.chain(
+                optax.scale_by_rss(initial_accumulator_value=0.0, eps=config.eps**2),
+                scale_by_rate(rate),
+            ),
+            writer=writer,
+        ),
+        "lazy_adam": lambda: rowwise(
+            optax.chain(
+                optax.scale_by_adam(b1=b1, b2=b2, eps=config.eps), scale_by_rate(rate)
+            ),
+            writer=writer,
+        ),
+    }
+    return makers[settings.optimizer]()
