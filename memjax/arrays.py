@@ -11,6 +11,11 @@ Legend (one capital letter per axis, `1` is a literal broadcast axis):
     M branches of the residual stream    E width of a read    W width of a table row
     R table rows     G n-gram orders     H hash heads         C hash columns (G * H)
     K taps of a short convolution        N look-back tokens of an n-gram (max order)
+
+and where tables are trained by rows, in `ops` and `optim`:
+
+    N reads          K rows of a read    P (read, row) pairs  U unique rows
+    B rows or pairs of one block         A slots of the buffer of active rows
 """
 
 from collections.abc import Mapping

@@ -129,6 +129,7 @@ def unique_rows(
     Cost: a sort of the reads, one read of the cotangents per (read, row) pair, one
         write per pair. The same input gives the same bits; on accelerators the sums of
         a block are a product with a 0/1 matrix, so no atomic additions are involved.
+        There a cotangent that is not finite makes all rows of its block NaN.
     """
     flat = [_flat(gradient, split, width) for gradient in gradients if gradient.n_reads]
     n_reads = sum(gradient.n_reads for gradient in flat)
