@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from memjax.ops.row_gradient import UniqueRows
-from memjax.ops.rows import carrier_of, get_rows, set_rows
+from memjax.ops.rows import carrier_of, get_rows, set_rows, value_dtype
 from memjax.ops.sinkhorn import row_sizes
 from memjax.ops.split import Split
+from memjax.optim.repartition import Repartition, repartition_rows
 from memjax.optim.row_write import WriteState
 
 
@@ -200,6 +202,50 @@ def leave(
         outside_2=jnp.stack(
             [total + jnp.sum(norm_A), jnp.maximum(bound, jnp.max(norm_A))]
         ),
+    )
+
+
+def repartition_active(
+    state: SinkhornRowsState, change: Repartition
+) -> SinkhornRowsState:
+    """The state for other parts of the table, on the host.
+
+    The buffer holds numbers of rows within a part, so it is emptied: its rows take
+    their momentum (rounded to its dtype) along as rows outside, and the bound of what
+    is outside becomes infinite. The next step is therefore a dense one, which fills the
+    buffer anew and counts in "dense_steps". Where the rows are in as many parts as
+    before and the buffer is of the same size, the state stays as it is.
+    """
+    old, new = change.old.row_parts, change.new.row_parts
+    if old == new and np.shape(state.ids_A) == change.shapes.ids_A.shape:
+        return jax.tree.map(np.asarray, state)
+    momentum_RW, place_R = np.array(state.momentum_RW), np.array(state.place_R)
+    n_local = len(place_R) // old
+    ids_A = np.asarray(state.ids_A).reshape(old, -1)
+    held_A = ids_A < n_local
+    rows_A = (ids_A + n_local * np.arange(old)[:, None])[held_A]
+    values_RW = momentum_RW.view(value_dtype(momentum_RW))
+    values_RW[rows_A] = np.asarray(state.active_AW)[held_A.reshape(-1)]
+    place_R[rows_A] = -1 - np.asarray(state.step)
+
+    n_slots = len(change.shapes.ids_A) // new
+    n_local = len(change.shapes.place_R) // new
+    kept = state._replace(
+        momentum_RW=momentum_RW,
+        place_R=place_R,
+        ids_A=None,
+        active_AW=None,
+        free_A=None,
+        counts_3=None,
+        outside_2=None,
+    )
+    kept = repartition_rows(kept, change)
+    return kept._replace(
+        ids_A=np.full(new * n_slots, n_local, np.int32),
+        active_AW=np.zeros(change.shapes.active_AW.shape, np.float32),
+        free_A=np.tile(np.arange(n_slots - 1, -1, -1, dtype=np.int32), new),
+        counts_3=np.tile(np.array([n_slots, 0, 0], np.int32), new),
+        outside_2=np.tile(np.array([0, np.inf], np.float32), new),
     )
 
 

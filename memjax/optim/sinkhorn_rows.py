@@ -28,6 +28,7 @@ from memjax.optim.active_rows import (
     enter,
     init_active,
     leave,
+    repartition_active,
 )
 from memjax.optim.row_write import RowWriter, WriteState
 from memjax.optim.sinkhorn_dense_step import dense_step
@@ -105,7 +106,7 @@ def sinkhorn_rows(
     if capacity < 1:
         raise ConfigError("sinkhorn_rows.capacity", capacity, "at least 1 row")
     form = _SinkhornRows(settings, capacity, slack)
-    return TableOptimizer(form.init, form.apply, form.mean)
+    return TableOptimizer(form.init, form.apply, form.mean, repartition_active)
 
 
 @dataclass(frozen=True)

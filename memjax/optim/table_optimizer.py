@@ -21,6 +21,7 @@ from memjax.ops.rounding import stochastic_round
 from memjax.ops.row_gradient import UniqueRows
 from memjax.ops.rows import check_table, get_rows, load, set_rows, store, value_dtype
 from memjax.ops.split import WHOLE, Split
+from memjax.optim.repartition import Repartition, repartition_rows
 from memjax.optim.row_write import RowWriter, WriteState
 
 Metrics = dict[str, jax.Array]
@@ -57,11 +58,14 @@ class TableOptimizer(NamedTuple):
             table and state donated, rows that are not concerned cost nothing. Metrics
             are scalars over the whole table, "update_norm" among them.
         mean: (table, state) -> the running mean of the table, or the table.
+        repartition: (state, change) -> the state for other parts, on the host. The
+            default is for states whose arrays are scalars or have the table's rows.
     """
 
     init: Init
     apply: Apply
     mean: Callable[[jax.Array, Any], jax.Array]
+    repartition: Callable[[Any, Repartition], Any] = repartition_rows
 
 
 class RowwiseState(NamedTuple):

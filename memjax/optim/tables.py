@@ -18,13 +18,15 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from memjax.errors import ConfigError
+from memjax.errors import ConfigError, ShapeError
+from memjax.ops.order import wait_for
 from memjax.ops.row_gradient import RowGradient, UniqueRows, unique_rows
 from memjax.ops.split import WHOLE, Split
 from memjax.optim.clip import clip_factor
 from memjax.optim.labels import path_name
+from memjax.optim.repartition import Repartition
 from memjax.optim.table_optimizer import Metrics, TableOptimizer
-from memjax.parallel.row_sharding import RowSharding
+from memjax.parallel.row_sharding import Division, RowSharding
 
 Gradients = Mapping[str, Sequence[RowGradient]]
 
@@ -65,16 +67,25 @@ class TablesOptimizer(NamedTuple):
         apply: (gradients, state, tables, scale) -> (tables, state, metrics). Gradients
             are {path: row gradients}, multiplied by `scale` (a number or scalar) before
             anything else. Metrics are scalars named "NAME/PATH": "grad_norm" before
-            clipping, "update_norm", and those of the optimizers.
+            clipping, "update_norm", and those of the optimizers. With tables and state
+            donated to jit, tables are written in place if the scale was made to
+            `ops.order.wait_for` whatever else a backward pass reads them for.
         mean: (tables, state) -> running means where they are kept, else the tables.
         state_specs: (tables) -> a tree of PartitionSpec like the state; None when the
             tables are not divided.
+        repartition: (tables, state, old) -> (tables, state) in the parts of this
+            optimizer, on its devices, from the parts of `old`, a `Division`, and the
+            same groups. It takes numpy or jax arrays by way of the host, where they
+            must fit. Rows, their states and means are kept bit by bit and padding is
+            made anew; after `sinkhorn_rows` in other parts the next step is a dense
+            one, and counted. ShapeError when a table has not the shape of old parts.
     """
 
     init: Callable[[Any], dict[str, Any]]
     apply: Callable[..., tuple[Any, dict[str, Any], Metrics]]
     mean: Callable[[Any, dict[str, Any]], Any]
     state_specs: Callable[[Any], Any]
+    repartition: Callable[[Any, dict[str, Any], Division], tuple[Any, dict[str, Any]]]
 
 
 def table_optimizer(
@@ -89,7 +100,8 @@ def table_optimizer(
         groups: one optimizer for all tables, or groups; the first group whose pattern
             is found in a table's path takes it.
         sharding: how the tables are divided; None: not divided.
-        n_rows: {path: rows without padding} of divided tables.
+        n_rows: {path: rows without padding} of tables that are divided, here or in
+            the checkpoint that `repartition` takes them from.
 
     Returns:
         A TablesOptimizer; its functions raise ConfigError when a table belongs to no
@@ -116,12 +128,13 @@ def table_optimizer(
                 )
         return found
 
-    def split_of(path: str) -> Split:
-        if sharding is None:
-            return WHOLE
+    def rows_of(path: str) -> int:
         if n_rows is None or path not in n_rows:
             raise ConfigError("n_rows", n_rows, f"the rows of table {path}")
-        return sharding.split(n_rows[path])
+        return n_rows[path]
+
+    def split_of(path: str) -> Split:
+        return WHOLE if sharding is None else sharding.split(rows_of(path))
 
     def trained(named: Mapping[str, Any]) -> dict[str, TableOptimizer]:
         found = {}
@@ -226,7 +239,34 @@ def table_optimizer(
         }
         return unflat_tables(tables, named | means)
 
-    return TablesOptimizer(init, apply, mean, state_specs)
+    def repartition(
+        tables: Any, state: dict[str, Any], old: Division
+    ) -> tuple[Any, dict[str, Any]]:
+        named = flat_tables(tables)
+        new = Division() if sharding is None else sharding.division
+        place = jnp.asarray if sharding is None else sharding.place_state
+        one_part = old.row_parts == new.row_parts == 1
+        sizes = {
+            path: table.shape[0] if one_part else rows_of(path)
+            for path, table in named.items()
+        }
+        shapes: dict[str, Any] = {}
+        for path, table in named.items():
+            size = (sizes[path], table.shape[1])
+            if table.shape != old.shape(*size):
+                raise ShapeError(f"table {path}", table.shape, old.shape(*size))
+            shapes[path] = jax.ShapeDtypeStruct(new.shape(*size), table.dtype)
+        states = jax.eval_shape(init, unflat_tables(tables, shapes))
+        optimizers = trained(named)
+        moved = {}
+        for path, table in named.items():
+            change = Repartition(sizes[path], old, new, states.get(path))
+            named[path] = place(change.rows(table))
+            if path in optimizers:
+                moved[path] = optimizers[path].repartition(state[path], change)
+        return unflat_tables(tables, named), jax.tree.map(place, moved)
+
+    return TablesOptimizer(init, apply, mean, state_specs, repartition)
 
 
 def apply_updates(
@@ -253,9 +293,7 @@ def apply_updates(
         (params, tables, state, metrics).
     """
     # The backward pass reads tables for the updates too; it must end before the writes.
-    updates, gradients, tables = lax.optimization_barrier(
-        (updates, dict(gradients), tables)
-    )
+    scale = wait_for(jnp.asarray(scale, jnp.float32), updates)
     tables, state, metrics = optimizer.apply(gradients, state, tables, scale)
     return optax.apply_updates(params, updates), tables, state, metrics
 

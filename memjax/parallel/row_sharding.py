@@ -55,6 +55,10 @@ class Division:
         """Parts that the rows are divided into."""
         return self.n_parts if self.by == "rows" else 1
 
+    def padded(self, n_rows: int) -> int:
+        """Rows stored for a table of n_rows rows."""
+        return -(-n_rows // self.row_parts) * self.row_parts
+
     def shape(self, n_rows: int, width: int) -> tuple[int, int]:
         """Stored shape of a table of n_rows rows, padded to equal parts by rows.
 
@@ -65,7 +69,7 @@ class Division:
             raise ConfigError(
                 "row_width", width, f"a multiple of the {self.n_parts} parts by columns"
             )
-        return -(-n_rows // self.row_parts) * self.row_parts, width
+        return self.padded(n_rows), width
 
 
 @dataclass(frozen=True)
