@@ -40,7 +40,7 @@ from memjax.optim.build_tables import build_table_optimizer, check_table_setting
 from memjax.optim.ema import ema_params, init_ema, update_ema
 from memjax.optim.labels import apply_label_rules, path_name
 from memjax.parallel.mesh import data_reader, global_batch, replicated
-from memjax.parallel.row_sharding import RowSharding
+from memjax.parallel.row_sharding import Division, RowSharding
 from memjax.train.state import Ema
 from memjax.train.tables import TableTraining
 
@@ -205,6 +205,15 @@ class Parts:
             apply=optimizer.apply,
             mean=optimizer.mean,
             shardings=shardings,
+            layout={
+                "rows": self.row_tables,
+                "parts": 1 if sharding is None else sharding.n_parts,
+                "by": "rows" if sharding is None else sharding.by,
+            },
+            repartition=lambda tables, state, old: optimizer.repartition(
+                tables, state, Division(old["parts"], old["by"])
+            ),
+            keeps_mean=experiment.optim.table_ema_decay is not None,
         )
 
     def _placed(self, spec: PartitionSpec) -> NamedSharding:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import Array
 
 from memjax.build import Evaluator, Parts, check_memory
@@ -25,16 +26,17 @@ from memjax.experiment import Experiment, config_hash, load_experiment, to_dict
 from memjax.models.parameters import cost
 from memjax.optim.build import build_optimizer, schedules
 from memjax.optim.labels import group_norms
-from memjax.parallel.mesh import data_reader, make_mesh, replicated
-from memjax.train.checkpoint import restore_params
+from memjax.parallel.mesh import data_reader, make_mesh
 from memjax.train.config import RESUMABLE_FIELDS
 from memjax.train.loop import fit
+from memjax.train.restore_params import restore_params
 from memjax.train.run_folder import (
     CHECKPOINT_FOLDER,
     CONFIG_FILE,
     open_run_folder,
     write_result,
 )
+from memjax.train.state import abstract_state
 
 # What a rerun in the same folder may change: it alters no number of the run. The mesh
 # is not among them, since sums over devices round differently.
@@ -143,26 +145,20 @@ def load_run(
     folder = Path(run_dir)
     if not (folder / CONFIG_FILE).exists():
         raise CheckpointError(f"{folder} is not a run folder: it has no {CONFIG_FILE}")
-    parts = Parts(load_experiment(folder / CONFIG_FILE).experiment)
-    sharding = replicated(make_mesh(parts.experiment.mesh))
-    checkpoints, fingerprint = folder / CHECKPOINT_FOLDER, parts.fingerprint()
-
-    def placed(tree: Any) -> Any:
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
-        )
-
-    ema = parts.ema
-    abstract_ema = None if ema is None else jax.eval_shape(ema.init, parts.abstract)
-    params, average, step = restore_params(
-        checkpoints,
-        placed(parts.abstract),
-        fingerprint,
-        step=step,
-        abstract_ema=placed(abstract_ema),
+    experiment = load_experiment(folder / CONFIG_FILE).experiment
+    mesh = make_mesh(experiment.mesh)
+    parts = Parts(experiment, mesh)
+    abstract = abstract_state(
+        parts.init_params, optax.identity(), mesh, ema=parts.ema, tables=parts.tables
     )
-    if ema is not None:
-        params = ema.merge(average, params)
+    params, step = restore_params(
+        folder / CHECKPOINT_FOLDER,
+        abstract,
+        parts.fingerprint(),
+        ema=parts.ema,
+        tables=parts.tables,
+        step=step,
+    )
     return parts, params, step
 
 
@@ -172,8 +168,7 @@ def evaluate(
     """Score a run's checkpoint on a split: `SPLIT_bpb`, `SPLIT` by part, `step`."""
     parts, params, step = load_run(run_dir, step)
     data = parts.experiment.data
-    mesh = make_mesh(parts.experiment.mesh)
-    found = Evaluator(parts, split, mesh, prepare(data))(params)
+    found = Evaluator(parts, split, parts.mesh, prepare(data))(params)
     return {f"{split}_bpb": found["bpb"], split: _by_part(found), "step": step}
 
 

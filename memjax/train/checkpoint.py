@@ -22,8 +22,10 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from memjax.errors import CheckpointError
+from memjax.train import table_layout
 from memjax.train.checkpoint_meta import check_meta, make_meta, plain, read_meta
 from memjax.train.state import TrainState, state_leaves
+from memjax.train.tables import TableTraining
 
 _COMMITTED = "commit_success.txt"
 _ITEMS = ("params", "rest", "data", "meta")
@@ -80,6 +82,7 @@ class Checkpoints:
         directory: where the step directories are; made when missing, used absolutely.
         keep_last: how many of the newest are kept.
         keep_best: whether the one with the lowest `bpb` is kept as well.
+        tables: how tables are trained by rows, if any are.
 
     Torn steps (a save that was not finished, files that cannot be read) are warned
     about and passed over. They are renamed to `STEP.torn` when the next save needs the
@@ -92,11 +95,13 @@ class Checkpoints:
         *,
         keep_last: int = 2,
         keep_best: bool = True,
+        tables: TableTraining | None = None,
     ) -> None:
         self.directory = Path(os.path.abspath(directory))
         self.best_step: int | None = None
         self.best_bpb: float | None = None
         self._keep_best = keep_best
+        self._tables = tables
         self._torn: dict[int, str] = {}
         self._manager = ocp.CheckpointManager(
             self.directory,
@@ -169,7 +174,13 @@ class Checkpoints:
             "rest": ocp.args.StandardSave(_rest(state)),
             "data": ocp.args.JsonSave({"data": plain(data)}),
             "meta": ocp.args.JsonSave(
-                make_meta(state, fingerprint, dict(progress or {}), bpb)
+                make_meta(
+                    state,
+                    fingerprint,
+                    dict(progress or {}),
+                    bpb,
+                    None if self._tables is None else self._tables.layout,
+                )
             ),
         }
         ema = state_leaves(state.ema, "ema/")
@@ -195,7 +206,8 @@ class Checkpoints:
 
         Args:
             abstract: shapes, dtypes and shardings wanted; another device count than at
-                the save is fine.
+                the save is fine, also for tables that are divided: they are then read
+                whole on every device, and divided anew.
             fingerprint: as in `save`.
 
         Raises:
@@ -209,11 +221,20 @@ class Checkpoints:
             if meta is None:
                 self._pass_over(step, "its meta file is unreadable")
                 continue
-            check_meta(path, meta, state_leaves(abstract), fingerprint)
+            moves = table_layout.differs(meta, self._tables)
+            saved = abstract
+            if moves and self._tables is not None:
+                whole = abstract.step.sharding
+                saved = table_layout.as_saved(abstract, meta, self._tables, whole)
+            check_meta(path, meta, state_leaves(saved), fingerprint)
             try:
-                return self._read(step, abstract, meta)
+                found = self._read(step, saved, meta)
+                if moves and self._tables is not None:
+                    state = table_layout.moved(found.state, meta, self._tables)
+                    return found._replace(state=state)
+                return found
             except Exception as error:
-                self._pass_over(step, f"reading it failed ({_first_line(error)})")
+                self._pass_over(step, f"reading it failed ({first_line(error)})")
         if self._torn:
             names = ", ".join(map(str, sorted(self._torn)))
             raise CheckpointError(
@@ -238,10 +259,10 @@ class Checkpoints:
         state = TrainState(
             step=rest["step"],
             params=got["params"],
-            opt_state=_refill(abstract.opt_state, "opt_state/", rest),
-            ema=_refill(abstract.ema, "ema/", got["ema"] if ema else {}),
+            opt_state=refill(abstract.opt_state, "opt_state/", rest),
+            ema=refill(abstract.ema, "ema/", got["ema"] if ema else {}),
             key=rest["key"],
-            table_state=_refill(abstract.table_state, "table_state/", rest),
+            table_state=refill(abstract.table_state, "table_state/", rest),
         )
         return Restored(state, got["data"]["data"], dict(meta["progress"]))
 
@@ -288,60 +309,6 @@ class Checkpoints:
         self._manager.reload()
 
 
-class RestoredParams(NamedTuple):
-    """Parameters, their average (None when not asked for) and the step."""
-
-    params: Any
-    ema: Any
-    step: int
-
-
-def restore_params(
-    directory: str | os.PathLike[str],
-    abstract_params: Any,
-    fingerprint: Mapping[str, Any],
-    *,
-    abstract_ema: Any = None,
-    step: int | None = None,
-) -> RestoredParams:
-    """Only the parameters of one checkpoint, for evaluation and sampling.
-
-    Args:
-        directory: the folder of the step directories; nothing in it is changed.
-        abstract_params: shapes, dtypes and shardings wanted.
-        fingerprint: as in `Checkpoints.save`.
-        abstract_ema: the same of the running average, None to leave it.
-        step: which step; the newest whole one by default.
-
-    Raises:
-        CheckpointError: no such step, torn, or of another configuration.
-    """
-    root = Path(os.path.abspath(directory))
-    steps = whole_steps(root)
-    if not steps:
-        raise CheckpointError(f"{root} holds no whole checkpoint: none was saved yet")
-    step = steps[-1] if step is None else step
-    if step not in steps:
-        raise CheckpointError(
-            f"step {step} is not among the whole checkpoints of {root}: {steps}"
-        )
-    path = root / str(step)
-    meta = read_meta(path)
-    if meta is None:
-        raise CheckpointError(f"{path} is torn: its meta file is unreadable")
-    ema = state_leaves(abstract_ema, "ema/")
-    check_meta(
-        path, meta, {**state_leaves(abstract_params, "params/"), **ema}, fingerprint
-    )
-    try:
-        with ocp.StandardCheckpointer() as reader:
-            params = reader.restore(path / "params", abstract_params)
-            saved_ema = reader.restore(path / "ema", ema) if ema else {}
-    except Exception as error:
-        raise CheckpointError(f"{path} is torn: {_first_line(error)}") from error
-    return RestoredParams(params, _refill(abstract_ema, "ema/", saved_ema), step)
-
-
 def _rest(state: TrainState) -> dict[str, Any]:
     """Step, key and the states of both optimizers as one flat dict by path."""
     leaves = state_leaves(state.opt_state, "opt_state/")
@@ -349,13 +316,13 @@ def _rest(state: TrainState) -> dict[str, Any]:
     return {"step": state.step, "key": state.key, **leaves}
 
 
-def _refill(tree: Any, prefix: str, leaves: Mapping[str, Any]) -> Any:
+def refill(tree: Any, prefix: str, leaves: Mapping[str, Any]) -> Any:
     """`tree` with its leaves taken by path."""
     paths = state_leaves(tree, prefix)
     return jax.tree.unflatten(jax.tree.structure(tree), [leaves[p] for p in paths])
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return (
         f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -28,8 +28,9 @@ def make_meta(
     fingerprint: Mapping[str, Any],
     progress: Mapping[str, Any],
     bpb: float | None,
+    tables: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The meta item of a checkpoint."""
+    """The meta item of a checkpoint; tables are their layout, where there are any."""
     leaves = state_leaves(state)
     meta = {
         "format": 1,
@@ -38,6 +39,7 @@ def make_meta(
         "prng": prng_implementation(),
         "progress": plain(progress),
         "bpb": bpb,
+        "tables": plain(tables),
     }
     return {**meta, "sha256": _sha256(meta)}
 

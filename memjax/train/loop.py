@@ -155,6 +155,7 @@ def fit(
                 Path(run_dir) / CHECKPOINT_FOLDER,
                 keep_last=config.keep_last,
                 keep_best=config.keep_best,
+                tables=tables,
             )
         )
         abstract = abstract_state(

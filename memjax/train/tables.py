@@ -30,6 +30,11 @@ class TableTraining(NamedTuple):
             joined over tables.
         mean: (tables, state) -> running means where they are kept, else the tables.
         shardings: (tables, state), as shapes -> the same trees of shardings.
+        layout: JSON: "rows", {path: rows without padding}; "parts" and "by", into which
+            parts each table is divided.
+        repartition: (tables, state, layout of a checkpoint) -> (tables, state) in the
+            parts of this run.
+        keeps_mean: whether `mean` differs from the tables.
     """
 
     split: Callable[[Any], tuple[Any, Any]]
@@ -39,3 +44,6 @@ class TableTraining(NamedTuple):
     apply: Callable[[Any, Any, Any, jax.Array], tuple[Any, Any, dict[str, jax.Array]]]
     mean: Callable[[Any, Any], Any]
     shardings: Callable[[Any, Any], tuple[Any, Any]]
+    layout: dict[str, Any]
+    repartition: Callable[[Any, Any, dict[str, Any]], tuple[Any, Any]]
+    keeps_mean: bool

@@ -13,6 +13,7 @@ from memjax.layers.engram import EngramConfig
 from memjax.layers.precision import PrecisionConfig
 from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel
+from memjax.models.parameters import merge_tables, row_tables, split_tables
 from tests.models.parameters import filled
 
 MEMORY = EngramConfig(
@@ -110,7 +111,8 @@ def assert_differs(one, other):
 
 def test_the_tables_of_changes_are_complete():
     fields = {f.name for f in dataclasses.fields(EngramConfig)}
-    elsewhere = {"n_branches", "conv_init", "table_std"}
+    # table_mode changes no number: see test_table_modes_agree below.
+    elsewhere = {"n_branches", "conv_init", "table_std", "table_mode"}
     assert fields - set(MEMORY_CHANGES) == elsewhere, "tests of the layer change them"
     fields = {f.name for f in dataclasses.fields(ModelConfig)}
     assert fields - set(MODEL_CHANGES) == {"remat", "memory_share", "precision"}
@@ -171,3 +173,22 @@ def test_probability_wants_one_memory_after_the_last_block():
     for memories in ((), (MEMORY,)):
         with pytest.raises(ConfigError, match=r"model\.memories"):
             dataclasses.replace(BASE, arrangement="probability", memories=memories)
+
+
+def test_table_modes_agree():
+    """The same tree of parameters gives the same logits in both modes."""
+    rows = dataclasses.replace(MEMORY, table_mode="rows")
+    config = dataclasses.replace(BASE, memories=(rows,))
+    params = filled(config)
+    dense = LanguageModel(BASE).apply({"params": params}, TOKENS)
+    variables = split_tables(params, config)
+    assert set(variables) == {"params", "tables"}
+    assert "table" not in variables["params"]["block_0"]["memory"]
+    got = LanguageModel(config).apply(variables, TOKENS)
+    np.testing.assert_array_equal(got, dense)
+    merged = merge_tables(variables)
+    assert jax.tree.structure(merged) == jax.tree.structure(params)
+    n_rows = params["block_0"]["memory"]["table"].shape[0]
+    assert row_tables(config) == {"block_0/memory/table": n_rows}
+    with pytest.raises(ConfigError, match="table_mode"):
+        dataclasses.replace(MEMORY, table_mode="sparse")

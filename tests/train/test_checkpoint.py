@@ -11,7 +11,8 @@ import pytest
 
 from memjax.errors import CheckpointError
 from memjax.parallel.mesh import replicated
-from memjax.train.checkpoint import Checkpoints, restore_params, whole_steps
+from memjax.train.checkpoint import Checkpoints, whole_steps
+from memjax.train.restore_params import restore_params
 from memjax.train.state import Ema, TrainState, init_state
 from tests.train import toy
 
@@ -122,7 +123,7 @@ def test_p21_another_seed_prime_list_or_token_map(saved, fingerprint, message):
     with pytest.raises(CheckpointError, match=message):
         restore(saved, params_of(), fingerprint)
     with pytest.raises(CheckpointError, match=message):
-        abstract = abstract_of(state_of(params_of())).params
+        abstract = abstract_of(state_of(params_of()))
         restore_params(saved, abstract, fingerprint)
 
 
@@ -248,7 +249,7 @@ def test_parameters_alone_and_their_average(tmp_path):
     ema = Ema(
         init=lambda p: {"weights": p["weights"] + 1, "counter": optax.MaskedNode()},
         update=lambda e, p, s: e,
-        merge=lambda e, p: p,
+        merge=lambda e, p: {**p, "weights": e["weights"]},
     )
     state = init_state(
         lambda key: jax.tree.map(jnp.asarray, params_of()), SGD, toy.toy_mesh(), ema=ema
@@ -259,16 +260,16 @@ def test_parameters_alone_and_their_average(tmp_path):
             state._replace(step=state.step + 1), data=None, fingerprint=FINGERPRINT
         )
     abstract = abstract_of(state)
-    got = restore_params(tmp_path, abstract.params, FINGERPRINT, step=0)
-    assert got.step == 0 and got.ema is None
-    chex.assert_trees_all_equal(got.params, params_of())
-    got = restore_params(
-        tmp_path, abstract.params, FINGERPRINT, abstract_ema=abstract.ema
-    )
-    assert got.step == 1
-    chex.assert_trees_all_equal(got.ema, state.ema)
+    without = abstract._replace(ema=None, opt_state=None)
+    params, step = restore_params(tmp_path, without, FINGERPRINT, step=0)
+    assert step == 0
+    chex.assert_trees_all_equal(params, params_of())
+    params, step = restore_params(tmp_path, abstract, FINGERPRINT, ema=ema)
+    assert step == 1
+    chex.assert_trees_all_equal(params["weights"], params_of()["weights"] + 1)
     with pytest.raises(CheckpointError, match=r"step 7 is not among .*\[0, 1\]"):
-        restore_params(tmp_path, abstract.params, FINGERPRINT, step=7)
+        restore_params(tmp_path, abstract, FINGERPRINT, step=7)
     wrong = {**abstract.params, "extra": abstract.params["counter"]}
+    wrong = abstract._replace(params=wrong)
     with pytest.raises(CheckpointError, match="params/extra: saved none"):
         restore_params(tmp_path, wrong, FINGERPRINT)
