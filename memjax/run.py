@@ -77,7 +77,7 @@ def train(
     evaluator = Evaluator(parts, "valid", mesh, prepared)
     rates = schedules(experiment.optim, config.n_steps)
     transform = build_optimizer(experiment.optim, parts.dense_labels, config.n_steps)
-    health = make_health(experiment.model, parts.loss)
+    health = make_health(parts.model, parts.loss)
     with train_batches(
         data, reader=reader, n_readers=n_readers, prepared=prepared
     ) as batches:

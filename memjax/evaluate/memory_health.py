@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 from memjax.layers.record import METRICS
 from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel, layouts
-from memjax.models.parameters import labels, split_tables
+from memjax.models.parameters import abstract_params, labels, split_tables
 from memjax.ops.look_back import look_backs
 from memjax.ops.ngram_hash import NgramLayout, host_ngram_rows
 
@@ -77,12 +77,12 @@ def collision_frac(
 
 
 def make_health(
-    config: ModelConfig, loss_fn: LossFn
+    model: LanguageModel, loss_fn: LossFn
 ) -> Callable[[Any, dict[str, Any]], dict[str, float]]:
     """A function (params, batch) -> health metrics of the model's memories.
 
     Args:
-        config: of the model.
+        model: the model.
         loss_fn: (params, batch, key, drop_memory=bool) -> (summed nats, {"weight"}).
 
     Returns:
@@ -96,7 +96,7 @@ def make_health(
 
     Cost: two forward and backward passes over the batch and a pass on the host.
     """
-    model = LanguageModel(config)
+    config = model.config
 
     @jax.jit
     def forward(params: Any, batch: dict[str, Any]) -> dict[str, Array]:
@@ -155,10 +155,12 @@ def make_health(
         if config.memories:
             values |= gradient_norms(params, batch)
         found = {name: float(value) for name, value in values.items()}
+        # Not from params: a divided table is stored with padding.
+        shapes = abstract_params(config)
         sizes = [
             (int(np.prod(leaf.shape, dtype=np.int64)), kind == "table")
             for leaf, kind in zip(
-                jax.tree.leaves(params), jax.tree.leaves(labels(params)), strict=True
+                jax.tree.leaves(shapes), jax.tree.leaves(labels(shapes)), strict=True
             )
         ]
         found["memory_share"] = sum(n for n, t in sizes if t) / sum(n for n, _ in sizes)

@@ -89,7 +89,7 @@ def test_metrics_of_scanned_blocks_and_a_memory_after_the_last():
         return nats.sum(), {"weight": batch["weights"].sum()}
 
     params = jax.jit(model.init)(jax.random.key(0), batch["tokens"])["params"]
-    found = make_health(config, loss)(params, batch)
+    found = make_health(model, loss)(params, batch)
     assert all(np.isfinite(value) for value in found.values())
     assert found["rows_touched/layer_2"] <= layouts(config)[2].n_rows
     assert 0 < found["gate_q05/layer_2"] <= found["gate_q95/layer_2"] < 1
