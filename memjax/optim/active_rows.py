@@ -170,7 +170,8 @@ def leave(
     n_rows, n_slots = len(state.place_R), len(state.ids_A)
     light_A = light_A & (state.ids_A < n_rows)
     n_free, n_used, n_active = state.counts_3
-    rank_A = jnp.cumsum(light_A, dtype=jnp.int32) - 1
+    # XLA on a CPU makes a quadratic window of a long cumsum; this is the same sum.
+    rank_A = lax.associative_scan(jnp.add, light_A.astype(jnp.int32)) - 1
     n_leaves = rank_A[-1] + 1
     slots_A = jnp.arange(n_slots, dtype=jnp.int32)
     free_A = state.free_A.at[jnp.where(light_A, n_free + rank_A, n_slots)].set(
