@@ -70,6 +70,7 @@ class Experiment:
         """
         paths.to_dict(self)
         self._check_batch(n_devices)
+        self._check_table_axis(n_devices)
         self._check_vocabulary()
         return self
 
@@ -91,6 +92,30 @@ class Experiment:
             raise ConfigError(
                 "data.eval_batch_size", self.data.eval_batch_size, allowed
             )
+
+    def _check_table_axis(self, n_devices: int | None) -> None:
+        parts = self.mesh.table
+        if n_devices is not None:
+            parts = self.mesh.sizes(n_devices)["table"]
+        if parts == 1:
+            return
+        divided = [
+            (i, memory)
+            for i, memory in enumerate(self.model.memories)
+            if memory.table_mode == "rows"
+        ]
+        if not divided:
+            raise ConfigError(
+                "mesh.table", self.mesh.table, "1 without a memory in table_mode 'rows'"
+            )
+        for i, memory in divided:
+            width = memory.row_width
+            if self.mesh.table_by == "columns" and parts > 1 and width % parts:
+                raise ConfigError(
+                    f"model.memories.{i}.row_width",
+                    width,
+                    f"a multiple of the {parts} parts of mesh.table by columns",
+                )
 
     def _check_vocabulary(self) -> None:
         from memjax.data.tokenizer import load_tokenizer

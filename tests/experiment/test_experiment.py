@@ -220,3 +220,17 @@ def test_shrink_moves_the_memory_of_the_probability_arrangement():
     )
     small = shrink(Experiment(name="p", model=model, train=TrainConfig(n_steps=9)))
     assert small.model.memories[0].layers == (small.model.n_layers,)
+
+
+def test_a_table_axis_needs_tables_that_can_be_divided():
+    rows = EngramConfig(table_mode="rows", row_width=6)
+    base = Experiment(name="x", mesh=MeshConfig(data=1, table=4))
+    with pytest.raises(ConfigError, match="mesh.table = 4.*table_mode 'rows'"):
+        base.validate(4)
+    with_rows = replace(base, model=ModelConfig(memories=(rows,)))
+    with_rows.validate(4)
+    columns = replace(base.mesh, table=-1, table_by="columns")
+    with pytest.raises(ConfigError, match=r"model.memories.0.row_width = 6.*4 parts"):
+        replace(with_rows, mesh=columns).validate(4)
+    with pytest.raises(ConfigError, match="mesh.table_by = 'blocks'"):
+        MeshConfig(table_by="blocks")

@@ -2,9 +2,12 @@
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from memjax.errors import ConfigError
+from memjax.optim.build import build_optimizer
+from memjax.optim.config import OptimConfig
 from memjax.optim.labels import apply_label_rules, group_norms
 
 LABELS = {
@@ -59,3 +62,29 @@ def test_group_norms():
     for label, norm in got.items():
         np.testing.assert_allclose(norm, want[label], rtol=1e-6)
         assert norm.dtype == jnp.float32
+
+
+def test_p14_frozen_means_frozen():
+    """P14: a = b = 10, gradients 1 and 1, b frozen: after 10 steps b is bit-equal."""
+    params = {"a": jnp.array([10.0]), "b": jnp.array([10.0])}
+    labels = apply_label_rules(
+        {"a": "matrix", "b": "matrix"}, params, (("^a", "vector"), ("^b", "frozen"))
+    )
+    config = OptimConfig(learning_rate=0.1, weight_decay=0.1, schedule="constant")
+    transform = build_optimizer(config, labels, 10)
+    state = transform.init(params)
+    for _ in range(10):
+        grads = {"a": jnp.ones(1), "b": jnp.ones(1)}
+        updates, state = transform.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    assert params["b"].tobytes() == np.float32([10.0]).tobytes()
+    assert float(params["a"][0]) < 9.5
+
+
+def test_p14_rules_and_parameters_that_do_not_meet():
+    """P14: a rule that matches nothing, and a label without a group, are errors."""
+    params = {"a": jnp.ones(1)}
+    with pytest.raises(ConfigError, match="label_rules.0.*matches none"):
+        apply_label_rules({"a": "vector"}, params, (("b", "frozen"),))
+    with pytest.raises(ConfigError, match="label of a = 'unknown'"):
+        build_optimizer(OptimConfig(), {"a": "unknown"}, 10)
