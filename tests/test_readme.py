@@ -108,6 +108,8 @@ def test_the_other_commands_run(
         assert program == "memjax"
         if words[0] in ("train", "sweep", "table", "show"):
             words += ["--debug", "--train.n-steps", "3"]
+        if words[0] == "bench":
+            words += ["--help"]  # it measures for a minute; tests/cli/test_bench.py
         if words[0] == "sample":
             words += ["--n-tokens", "20"]
         if words[0] == "sweep":
