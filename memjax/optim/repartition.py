@@ -34,6 +34,8 @@ class Repartition:
     def rows(self, array: Any) -> np.ndarray:
         """An array [R, ...] of the whole table: old padding dropped, new zeros added.
 
+        As many stored rows as before: the array as it is.
+
         Raises:
             ShapeError: its first axis is not that of the table in the old parts.
         """
@@ -42,6 +44,8 @@ class Repartition:
         if host.ndim == 0 or host.shape[0] != want:
             raise ShapeError("array by rows", host.shape, (want, "..."))
         n_new = self.new.padded(self.n_rows) - self.n_rows
+        if n_new == want - self.n_rows:
+            return host
         padding = [(0, n_new), *((0, 0),) * (host.ndim - 1)]
         return np.pad(host[: self.n_rows], padding)
 
