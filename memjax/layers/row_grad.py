@@ -49,21 +49,28 @@ def value_and_row_grad(
         ConfigError: "reads" or "taps" are among the variables (they belong to one step
             and are made inside it), or loss_fn does not return the sown reads.
 
+    Modules inside `nn.scan` or `nn.vmap` hand out their reads only when "reads" and
+    "taps" are among the variable_axes; a table whose reads are not handed out is not
+    trained, as one that nobody reads.
+
     Cost: the loss is traced once more to find the shapes of the reads; at run time, one
         addition of zeros per read, which the compiler may drop.
     """
 
     def split(out: Any) -> tuple[Any, Any, Any]:
-        loss, rest = out
-        state, aux = rest if has_aux else (rest, None)
+        """loss, reads and aux of what loss_fn returned."""
+        rest: Any = out[1] if _is_pair(out) else None
+        state, aux = rest, None
+        if has_aux:
+            state, aux = rest if _is_pair(rest) else (None, None)
         if not isinstance(state, Mapping):
             raise ConfigError(
                 "loss_fn",
-                type(state).__name__,
+                type(rest if _is_pair(out) else out).__name__,
                 "to return (loss, state) with the state of apply(..., "
                 "mutable=['reads']), or (loss, (state, aux)) with has_aux",
             )
-        return loss, state.get(READS, {}), aux
+        return out[0], state.get(READS, {}), aux
 
     def with_gradients(variables: Mapping[str, Any], *args: Any) -> tuple[Any, Grads]:
         for name in (READS, TAPS):
@@ -87,7 +94,9 @@ def value_and_row_grad(
             )
 
         def loss_of(params: Any, taps: Any) -> tuple[Any, Any]:
-            tapped = {**fixed, "params": params, TAPS: taps} if taps else variables
+            tapped = {**fixed, "params": params}
+            if taps:
+                tapped[TAPS] = taps
             loss, reads, aux = split(loss_fn(tapped, *args))
             return loss, (reads, aux)
 
@@ -102,6 +111,10 @@ def value_and_row_grad(
         return ((loss, aux) if has_aux else loss), Grads(grads, tables)
 
     return with_gradients
+
+
+def _is_pair(out: Any) -> bool:
+    return isinstance(out, tuple) and len(out) == 2
 
 
 def _is_read(leaf: Any) -> bool:
