@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from memjax.errors import ConfigError
 from memjax.ops.rounding import stochastic_round
@@ -97,7 +98,10 @@ class RowWriter:
         gap_BW = self._gap(gap_BW, written_B, old_BW, new_BW, state)
         return table_RW, state._replace(
             gap_RW=set_rows(state.gap_RW, ids_B, gap_BW),
-            written_R=set_rows(state.written_R, ids_B, state.step),
+            # The maximum is the step; as it needs what was read, nothing is copied.
+            written_R=set_rows(
+                state.written_R, ids_B, jnp.maximum(written_B, state.step)
+            ),
         )
 
     def add_all(

@@ -1,6 +1,7 @@
 """Writing rows: rounding at random, and the lazy running mean."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import optax
 import pytest
 
 from memjax.errors import ConfigError, ShapeError
+from memjax.ops.row_gradient import RowGradient, unique_rows
 from memjax.ops.rows import load, store
 from memjax.optim.ema import update_ema
 from memjax.optim.row_write import RowWriter
@@ -112,6 +114,28 @@ def test_bfloat16_tables_move_under_small_updates_only_when_rounded_at_random():
     assert abs(at_random[-1].mean() - 0.8) < 0.01
     # Entries do not all move at once.
     assert 1 < len(np.unique(at_random[0])) and at_random[0].mean() > 0.99
+
+
+def test_a_step_with_a_running_mean_copies_nothing_of_the_tables_length():
+    """Donated arrays of R rows are written in place, the steps of the rows as well."""
+    n_rows = 10007
+    optimizer = rowwise(optax.sgd(0.1), writer=RowWriter(ema_decay=0.9))
+    table = jax.ShapeDtypeStruct((n_rows, WIDTH), jnp.float32)
+    state = jax.eval_shape(optimizer.init, table)
+    ids_BK = jax.ShapeDtypeStruct((8, 1), jnp.int32)
+    cotangent_BW = jax.ShapeDtypeStruct((8, WIDTH), jnp.float32)
+
+    def step(table, state, ids_BK, cotangent_BW):
+        gradient = RowGradient(ids_BK, None, cotangent_BW)
+        rows = unique_rows([gradient], *table.shape)
+        table, rows = jax.lax.optimization_barrier((table, rows))
+        return optimizer.apply(rows, state, table)
+
+    step = jax.jit(step, donate_argnums=(0, 1))
+    compiled = step.lower(table, state, ids_BK, cotangent_BW).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < n_rows
+    copies = re.compile(rf"\[{n_rows}\b.* copy\(")
+    assert not copies.findall(compiled.as_text())
 
 
 @pytest.mark.parametrize("decay", [1.0, -0.1, float("nan")])
