@@ -57,6 +57,8 @@ class Table:
         path: names of the owning modules and of the table, joined by "/".
         mode: "dense" or "rows".
         sharding: how it is divided; None: not divided.
+        recorded: whether reads are sown where the table was declared; they must then
+            be sown by every reader, or its gradient would be missing.
     """
 
     stored: jax.Array
@@ -64,6 +66,7 @@ class Table:
     path: str = flax.struct.field(pytree_node=False)
     mode: str = flax.struct.field(pytree_node=False)
     sharding: RowSharding | None = flax.struct.field(pytree_node=False)
+    recorded: bool = flax.struct.field(pytree_node=False, default=False)
 
     def gather(self, caller: nn.Module, ids: Any) -> jax.Array:
         """Rows [..., W] of ids [...], in the dtype of the table.
@@ -103,6 +106,13 @@ class Table:
         value = jax.lax.stop_gradient(value) if weights is None else value
         name = self.path.replace("/", ".")
         mutable = caller.is_mutable_collection(READS)
+        if self.recorded and not mutable:
+            raise ConfigError(
+                f"variable_axes of the layers around {'/'.join(caller.path)}",
+                "without 'reads'",
+                f"{{'reads': 0, 'taps': 0, ...}}, and variable_broadcast=['tables'], "
+                f"so that reads of {self.path} have a gradient",
+            )
         if caller.has_variable(TAPS, name):
             if not mutable:
                 raise ConfigError(
@@ -170,7 +180,8 @@ def declare_table(
         raise ShapeError(f"table {path}", stored.shape, shape)
     if value_dtype(stored) != jnp.dtype(dtype):
         raise ConfigError(f"dtype of table {path}", value_dtype(stored), f"{dtype}")
-    return Table(stored, n_rows, path, mode, sharding)
+    recorded = module.is_mutable_collection(READS)
+    return Table(stored, n_rows, path, mode, sharding, recorded)
 
 
 def check_table_size(field: str, n_rows: int) -> None:

@@ -10,9 +10,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from memjax.ops.rows import get_rows, load, set_rows, store
-from memjax.ops.sinkhorn import balance_kept, default_block_rows, row_sizes
+from memjax.ops.sinkhorn import balance_kept, row_sizes
 from memjax.ops.split import Split
-from memjax.optim.active_rows import Entered, SinkhornRowsState, all_free, decay
+from memjax.optim.active_rows import (
+    Entered,
+    SinkhornRowsState,
+    all_free,
+    block_rows,
+    decay,
+)
 from memjax.optim.sinkhorn_settings import SinkhornSettings
 
 
@@ -45,6 +51,7 @@ def dense_step(
     """
     beta = settings.beta
     n_rows, n_slots = len(state.place_R), len(state.ids_A)
+    size = block_rows(table_RW.shape[1])
     age_R = state.step + 2 + state.place_R
     momentum_RW = load(state.momentum_RW).astype(jnp.float32)
     momentum_RW = momentum_RW * decay(beta, age_R)[:, None]
@@ -63,7 +70,7 @@ def dense_step(
         n_iterations=settings.n_iterations,
         eps=settings.eps / beta,
         norm=settings.norm,
-        block_rows=default_block_rows(*ahead_RW.shape),
+        block_rows=size if size < n_rows else 0,
         split=split,
     )
     rows_R = rate * rows_R
@@ -79,7 +86,7 @@ def dense_step(
     ahead_RW, square = lax.optimization_barrier((ahead_RW, square))
     momentum_RW = set_rows(ahead_RW, ids_U, entered.after_UW)
     active_R = set_rows(norm_R > slack * settings.tau * mean, ids_U, True)
-    rank_R = jnp.cumsum(active_R, dtype=jnp.int32) - 1
+    rank_R = lax.associative_scan(jnp.add, active_R.astype(jnp.int32)) - 1
     active_R = active_R & (rank_R < n_slots)
     n_active = jnp.sum(active_R, dtype=jnp.int32)
     ids_A = jnp.nonzero(active_R, size=n_slots, fill_value=n_rows)[0]

@@ -15,6 +15,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memjax.errors import ConfigError, TrainingError
+from memjax.ops.order import wait_for
 from memjax.parallel.mesh import replicated
 from memjax.train.state import TrainState, state_leaves
 from memjax.train.tables import TableTraining
@@ -167,8 +168,9 @@ def make_train_step(
         params = optax.apply_updates(dense, updates)
         table_state, of_tables = state.table_state, {}
         if tables is not None:
+            # Reads that only dense updates need come before the tables are written.
             values, table_state, of_tables = tables.apply(
-                rows, state.table_state, values, scale
+                rows, state.table_state, values, wait_for(scale, updates)
             )
             params = tables.merge(params, values)
         ema = state.ema

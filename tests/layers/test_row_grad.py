@@ -236,3 +236,44 @@ def test_a_module_read_by_name_keeps_its_path() -> None:
 
     grads = value_and_row_grad(loss)(variables)[1]
     assert set(grads.tables) == set(flat_tables(variables["tables"]))
+
+
+class ScannedReader(nn.Module):
+    """Reads a table of its parent in scanned layers that declare the given axes."""
+
+    axes: tuple[str, ...]
+
+    @nn.compact
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        table = declare_table(
+            self, "table", 5, 2, init=nn.initializers.ones, mode="rows"
+        )
+
+        def body(layer: nn.Module, carry: jax.Array, _: None) -> Any:
+            return carry + table.gather(layer, ids), None
+
+        scanned = nn.scan(body, variable_axes=dict.fromkeys(self.axes, 0), length=3)
+        value = table.gather(self, ids)
+        return scanned(nn.Dense(2, name="layer"), value, None)[0]
+
+
+def test_scanned_layers_that_lose_the_reads_are_an_error() -> None:
+    """Otherwise the table would silently train on the read outside the scan alone."""
+    ids = jnp.array([0, 3])
+
+    def loss(axes: tuple[str, ...]) -> Any:
+        def loss_fn(variables: Any) -> Any:
+            out, state = ScannedReader(axes).apply(variables, ids, mutable=[READS])
+            return jnp.sum(out), state
+
+        return loss_fn
+
+    variables = {"tables": {"table": jnp.ones((5, 2))}}
+    _, grads = value_and_row_grad(loss((READS, TAPS)))(variables)
+    rows = unique_rows(grads.tables["table"], 5, 2)
+    np.testing.assert_array_equal(dense_gradient(rows, 5)[:, 0], [4, 0, 0, 4, 0])
+    with pytest.raises(ConfigError, match="variable_axes.*'reads': 0, 'taps': 0"):
+        value_and_row_grad(loss(()))(variables)
+    # Without gradients nothing has to be recorded.
+    out = ScannedReader(()).apply(variables, ids)
+    np.testing.assert_array_equal(out, 4 * np.ones((2, 2)))

@@ -119,7 +119,8 @@ def test_the_lists_of_settings_are_complete():
     assert {f.name for f in fields(SinkhornConfig)} == set(SINKHORN_CHANGES)
     changes = {name for _, change, _ in CHANGES for name in change}
     # The two that shape schedules and the sinkhorn settings have tests of their own
-    # here, the others in test_ema.py, test_labels.py, test_run.py, test_build_tables.py.
+    # here, the others in test_ema.py, test_labels.py, test_run.py and
+    # test_build_tables.py.
     elsewhere = {"end_frac", "decay_frac", "sinkhorn", "ema_decay", "label_rules"}
     elsewhere |= {"table_rules", "table_capacity", "table_ema_decay"}
     elsewhere |= {"table_stochastic_rounding"}
