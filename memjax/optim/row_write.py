@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from memjax.errors import ConfigError
 from memjax.ops.rounding import stochastic_round
