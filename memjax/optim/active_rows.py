@@ -80,7 +80,7 @@ def init_active(
     """The state before the first step, with a buffer of `capacity` rows here."""
     n_rows, width = table_RW.shape
     n_slots = min(capacity, n_rows)
-    size = min(block_rows(width), n_slots)
+    size = min(_cached_rows(width), n_slots)
     n_slots = -(-n_slots // size) * size
     return SinkhornRowsState(
         step=jnp.zeros((), jnp.int32),
@@ -256,4 +256,10 @@ def block_rows(width: int) -> int:
     On a CPU a block stays in the second-level cache; accelerators take the whole
     buffer, of which then all slots are read.
     """
-    return max(1, 65536 // width) if jax.default_backend() == "cpu" else 2**30
+    return _cached_rows(width) if jax.default_backend() == "cpu" else 2**30
+
+
+def _cached_rows(width: int) -> int:
+    """Slots whose rows stay in a CPU's cache. Buffers are a whole number of these on
+    every backend, so that a checkpoint goes on on another one."""
+    return max(1, 65536 // width)

@@ -103,8 +103,10 @@ def sinkhorn_rows(
     if beta == 0:
         allowed = "above 0; without momentum sinkhorn_touched_rows is the same"
         raise ConfigError("sinkhorn_rows.beta", beta, allowed)
-    if capacity < 1:
-        raise ConfigError("sinkhorn_rows.capacity", capacity, "at least 1 row")
+    if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
+        raise ConfigError(
+            "sinkhorn_rows.capacity", capacity, "an integer, at least 1 row"
+        )
     form = _SinkhornRows(settings, capacity, slack)
     return TableOptimizer(form.init, form.apply, form.mean, repartition_active)
 

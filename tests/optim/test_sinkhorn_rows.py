@@ -223,6 +223,20 @@ def test_p15_zero_rows_columns_and_gradients():
     assert got.any()
 
 
+def test_a_state_has_the_same_shapes_on_every_backend(monkeypatch):
+    """Else a checkpoint of a CPU could not go on on an accelerator."""
+    table = jax.ShapeDtypeStruct((200, 1024), jnp.float32)
+
+    def slots(backend):
+        monkeypatch.setattr(jax, "default_backend", lambda: backend)
+        state = jax.eval_shape(
+            lambda x: sinkhorn_rows(1.0, capacity=130).init(x), table
+        )
+        return state.ids_A.shape
+
+    assert slots("cpu") == slots("gpu") == (192,)
+
+
 def test_blocks_of_the_buffer():
     """A width at which the buffer is worked on in blocks of 64 slots."""
     width, n_rows, n_steps = 1024, 200, 24
@@ -300,6 +314,8 @@ def test_p18_bfloat16_tables_keep_their_types_and_compile_once(kind):
         {"n_iterations": 4},
         {"norm": "max"},
         {"capacity": 0},
+        {"capacity": 1.5},
+        {"capacity": None},
         {"momentum_dtype": "int8"},
     ],
     ids=lambda bad: "_".join(map(str, next(iter(bad.items())))),
