@@ -71,18 +71,29 @@ def check_table_settings(
             raise ConfigError(
                 f"label of {path}", label, "'table' or 'frozen' in mode 'rows'"
             )
+    trained = [path for path, label in rows.items() if label == "table"]
+    by_sinkhorn = [
+        path
+        for path in trained
+        if config.table_settings(config.rule_of(path)).optimizer == "sinkhorn_momentum"
+    ]
+    if by_sinkhorn and config.sinkhorn.beta == 0:
+        raise ConfigError(
+            "optim.sinkhorn.beta",
+            config.sinkhorn.beta,
+            f"above 0 for {by_sinkhorn} in mode 'rows'; without momentum "
+            "table_optimizer 'sinkhorn_touched_rows' is the same",
+        )
+    kept = "the default without a trained table in mode 'rows'"
     of_rows = {
-        "table_capacity": config.table_capacity is not None,
-        "table_ema_decay": config.table_ema_decay is not None,
-        "table_stochastic_rounding": config.table_stochastic_rounding,
+        "table_capacity": (None, by_sinkhorn, f"{kept} and 'sinkhorn_momentum'"),
+        "table_ema_decay": (None, trained, kept),
+        "table_stochastic_rounding": (False, trained, kept),
     }
-    for field, given in of_rows.items():
-        if given and not rows:
-            raise ConfigError(
-                f"optim.{field}",
-                getattr(config, field),
-                "the default without a table in mode 'rows'",
-            )
+    for field, (default, readers, allowed) in of_rows.items():
+        given = getattr(config, field)
+        if given != default and not readers:
+            raise ConfigError(f"optim.{field}", given, allowed)
     if config.table_stochastic_rounding and tables_dtype == "float32":
         raise ConfigError(
             "optim.table_stochastic_rounding", True, "False for tables of float32"

@@ -179,12 +179,34 @@ def test_rules_reach_dense_tables_too():
         ({"table_capacity": 5}, ["t"], [], "table_capacity = 5"),
         ({"table_ema_decay": 0.5}, ["t"], [], "table_ema_decay = 0.5"),
         ({"table_stochastic_rounding": True}, [], ["t"], "tables of float32"),
+        (
+            {"table_capacity": 5, "table_optimizer": "adagrad"},
+            [],
+            ["t"],
+            "table_capacity = 5.*'sinkhorn_momentum'",
+        ),
+        (
+            {"sinkhorn": SinkhornConfig(beta=0.0)},
+            [],
+            ["t"],
+            r"optim\.sinkhorn\.beta = 0",
+        ),
     ],
 )
 def test_settings_that_nothing_reads_are_refused(change, dense, rows, message):
     config = replace(CONSTANT, **change)
     with pytest.raises(ConfigError, match=message):
         check_table_settings(config, dense, dict.fromkeys(rows, "table"))
+
+
+@pytest.mark.parametrize(
+    "change", [{"table_capacity": 5}, {"table_ema_decay": 0.5}], ids=str
+)
+def test_a_frozen_table_reads_no_settings_of_rows(change):
+    config = replace(CONSTANT, **change)
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        check_table_settings(config, [], {"t": "frozen"})
+    check_table_settings(config, [], {"t": "frozen", "u": "table"})
 
 
 def test_a_table_by_rows_has_no_other_label():
