@@ -105,6 +105,14 @@ def value_and_row_grad(
         )(params, taps)
         tables: dict[str, tuple[RowGradient, ...]] = {}
         sown = jax.tree.leaves(reads, is_leaf=_is_read)
+        missed = sorted({read.table for read in sown if not read.tapped})
+        if missed:
+            raise ConfigError(
+                "loss_fn",
+                f"reads of {missed} without taps",
+                "a loss that applies the model with all of the variables it is given, "
+                "and 'taps' beside 'reads' in the variable_axes of nn.scan",
+            )
         for read, bar in zip(sown, jax.tree.leaves(bars), strict=True):
             gradient = RowGradient(read.ids, read.weights, bar)
             tables[read.table] = (*tables.get(read.table, ()), gradient)

@@ -38,12 +38,14 @@ class Read:
         weights: float [..., K], or None for single rows.
         tap: zeros like the value, [..., W]; only its shape and dtype are used.
         table: path of the table, such as "block_1/memory/table".
+        tapped: whether a tap was added to the value.
     """
 
     ids: jax.Array
     weights: jax.Array | None
     tap: jax.Array
     table: str = flax.struct.field(pytree_node=False)
+    tapped: bool = flax.struct.field(pytree_node=False, default=False)
 
 
 @flax.struct.dataclass
@@ -120,11 +122,20 @@ class Table:
                 )
             # A module called twice has a tap for each call, in their order.
             number = len(caller.get_variable(READS, name, ()))
-            value = value + caller.get_variable(TAPS, name)[number]
+            tap = caller.get_variable(TAPS, name)[number]
+            if tap.shape != value.shape:
+                raise ConfigError(
+                    f"read of {self.path}",
+                    f"shape {value.shape} with a tap of shape {tap.shape}",
+                    "apply() once a loss, not under jax.vmap or jax.lax.scan; nn.vmap "
+                    "and nn.scan take 'reads' and 'taps' in variable_axes",
+                )
+            value = value + tap
         if mutable:
             weights = None if weights is None else jax.lax.stop_gradient(weights)
             tap = jnp.zeros(value.shape, value.dtype)
-            caller.sow(READS, name, Read(ids, weights, tap, self.path))
+            tapped = caller.has_variable(TAPS, name)
+            caller.sow(READS, name, Read(ids, weights, tap, self.path, tapped))
         return value
 
 

@@ -98,7 +98,7 @@ class UniqueRows(NamedTuple):
 
 
 def unique_rows(
-    gradients: Sequence[RowGradient],
+    gradients: RowGradient | Sequence[RowGradient],
     n_rows: int,
     width: int,
     *,
@@ -112,7 +112,7 @@ def unique_rows(
     reads x width exists beside the cotangents themselves and the result.
 
     Args:
-        gradients: of the call sites that read the table, in a fixed order.
+        gradients: of the call sites that read the table, in a fixed order; or one.
         n_rows: rows of the table at hand. Reads of other rows are left out.
         width: columns of the table at hand.
         split: the part of the table; ids and cotangents are those of the whole table.
@@ -131,6 +131,8 @@ def unique_rows(
         a block are a product with a 0/1 matrix, so no atomic additions are involved.
         There a cotangent that is not finite makes all rows of its block NaN.
     """
+    if isinstance(gradients, RowGradient):
+        gradients = (gradients,)
     flat = [_flat(gradient, split, width) for gradient in gradients if gradient.n_reads]
     n_reads = sum(gradient.n_reads for gradient in flat)
     capacity = min(n_reads, n_rows)
@@ -165,7 +167,7 @@ def unique_rows(
         (ids_P, jnp.arange(n_reads, dtype=jnp.int32)), num_keys=1, is_stable=True
     )
     starts_P = jnp.concatenate([jnp.ones(1, bool), rows_P[1:] != rows_P[:-1]])
-    run_P = jnp.cumsum(starts_P, dtype=jnp.int32) - 1
+    run_P = lax.associative_scan(jnp.add, starts_P.astype(jnp.int32)) - 1
     inside_P = rows_P < n_rows
     slot_P = jnp.where(inside_P, run_P, capacity)
     ids_U = jnp.full(capacity, n_rows, jnp.int32).at[slot_P].set(rows_P, mode="drop")

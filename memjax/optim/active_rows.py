@@ -118,7 +118,7 @@ def enter(
     real_U = rows.ids_U < n_rows
     place_U = get_rows(state.place_R, rows.ids_U)
     enters_U = real_U & (place_U < 0)
-    rank_U = jnp.cumsum(enters_U, dtype=jnp.int32) - 1
+    rank_U = lax.associative_scan(jnp.add, enters_U.astype(jnp.int32)) - 1
     n_enter = jnp.sum(enters_U, dtype=jnp.int32)
     n_free, n_used, n_active = state.counts_3
     overflow = split.max_over_rows((n_enter > n_free).astype(jnp.int32)) > 0

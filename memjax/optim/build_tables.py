@@ -44,7 +44,8 @@ def check_table_settings(
         rows: {path: label} of those in mode "rows".
         tables_dtype: dtype name of the tables.
     """
-    paths = [*dense, *rows]
+    trained = [path for path, label in rows.items() if label == "table"]
+    paths = [*dense, *trained]
     for i, rule in enumerate(config.table_rules):
         if not any(config.rule_of(path) == i for path in paths):
             raise ConfigError(
@@ -71,7 +72,6 @@ def check_table_settings(
             raise ConfigError(
                 f"label of {path}", label, "'table' or 'frozen' in mode 'rows'"
             )
-    trained = [path for path, label in rows.items() if label == "table"]
     by_sinkhorn = [
         path
         for path in trained

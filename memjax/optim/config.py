@@ -121,7 +121,8 @@ class OptimConfig:
             "lazy_adam" (rows that were not read stand still), "adagrad", "sgd".
         table_learning_rate: peak rate of the tables.
         table_betas: decay of the two moments of table Adam.
-        table_clip_norm: largest global norm of the table gradient; None leaves it.
+        table_clip_norm: largest norm of the gradient of tables, those of a mode and of
+            a rule together; None leaves it.
         table_rules: other settings for some tables.
         table_capacity: rows that Sinkhorn momentum in mode "rows" keeps in motion
             without a pass over the table; None takes 48 for every row read in a step,

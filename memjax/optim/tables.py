@@ -28,7 +28,7 @@ from memjax.optim.repartition import Repartition
 from memjax.optim.table_optimizer import Metrics, TableOptimizer
 from memjax.parallel.row_sharding import Division, RowSharding
 
-Gradients = Mapping[str, Sequence[RowGradient]]
+Gradients = Mapping[str, RowGradient | Sequence[RowGradient]]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,15 @@ class TableGroup:
             raise ConfigError(
                 "pattern", self.pattern, f"a regular expression ({error})"
             ) from None
+        if self.optimizer is not None and not isinstance(
+            self.optimizer, TableOptimizer
+        ):
+            raise ConfigError(
+                "optimizer",
+                type(self.optimizer).__name__,
+                "None or a TableOptimizer; wrap an optax transform that works entry by "
+                "entry in memjax.rowwise(...)",
+            )
         if self.clip_norm is not None and not self.clip_norm >= 0:
             raise ConfigError("clip_norm", self.clip_norm, "None or a number from 0 up")
 
@@ -107,8 +116,8 @@ def table_optimizer(
         A TablesOptimizer; its functions raise ConfigError when a table belongs to no
         group, a group has no table, a gradient has no table, or n_rows lacks a table.
     """
-    if isinstance(groups, TableOptimizer):
-        groups = (TableGroup("", groups),)
+    if isinstance(groups, TableOptimizer | optax.GradientTransformation):
+        groups = (TableGroup("", groups),)  # pyright: ignore[reportArgumentType]
     chosen = tuple(groups)
 
     def group_of(paths: Sequence[str]) -> dict[str, int]:
@@ -211,12 +220,21 @@ def table_optimizer(
         tables: Any,
         scale: Any = 1.0,
     ) -> tuple[Any, dict[str, Any], Metrics]:
+        if not isinstance(gradients, Mapping):
+            raise ConfigError(
+                "gradients",
+                type(gradients).__name__,
+                "Grads.tables: {path of a table: row gradients}",
+            )
         named = flat_tables(tables)
         unknown = sorted(set(gradients) - set(named))
         if unknown:
             raise ConfigError("gradients", unknown, f"tables of {sorted(named)}")
         scale = jnp.asarray(scale, jnp.float32)
-        gradients = {path: tuple(gradient) for path, gradient in gradients.items()}
+        gradients = {
+            path: (gradient,) if isinstance(gradient, RowGradient) else tuple(gradient)
+            for path, gradient in gradients.items()
+        }
         function = update
         if sharding is not None:
             specs = dict.fromkeys(named, sharding.spec)

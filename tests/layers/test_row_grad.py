@@ -1,3 +1,5 @@
+"""Gradients by rows of Linen models equal those of dense tables."""
+
 from functools import partial
 from typing import Any
 
@@ -277,3 +279,56 @@ def test_scanned_layers_that_lose_the_reads_are_an_error() -> None:
     # Without gradients nothing has to be recorded.
     out = ScannedReader(()).apply(variables, ids)
     np.testing.assert_array_equal(out, 4 * np.ones((2, 2)))
+
+
+def test_scanned_layers_without_taps_are_an_error() -> None:
+    def loss_fn(variables: Any) -> Any:
+        out, state = ScannedReader((READS,)).apply(
+            variables, jnp.array([0, 3]), mutable=[READS]
+        )
+        return jnp.sum(out), state
+
+    with pytest.raises(ConfigError, match=r"reads of \['table'\] without taps"):
+        value_and_row_grad(loss_fn)({"tables": {"table": jnp.ones((5, 2))}})
+
+
+def test_a_loss_that_applies_only_some_collections_is_an_error() -> None:
+    """Without the taps every gradient of the table would silently be zero."""
+    model = ValueTable(5, 2, mode="rows")
+    variables = model.init(jax.random.key(0), jnp.array([1]))
+
+    def loss_fn(variables: Any) -> Any:
+        picked = {"tables": variables["tables"]}
+        out, state = model.apply(picked, jnp.array([1]), mutable=[READS])
+        return jnp.sum(out), state
+
+    with pytest.raises(ConfigError, match=r"reads of \['table'\] without taps"):
+        value_and_row_grad(loss_fn)(variables)
+
+
+def test_apply_under_vmap_is_an_error() -> None:
+    model = ValueTable(5, 2, mode="rows")
+    variables = model.init(jax.random.key(0), jnp.array([1]))
+    ids = jnp.array([[1, 2], [3, 4]])
+
+    def loss_fn(variables: Any) -> Any:
+        out, state = jax.vmap(lambda i: model.apply(variables, i, mutable=[READS]))(ids)
+        return jnp.sum(out), state
+
+    with pytest.raises(ConfigError, match="read of table.*tap of shape.*nn.vmap"):
+        value_and_row_grad(loss_fn)(variables)
+
+
+def test_a_second_apply_goes_on_from_the_first() -> None:
+    model = ValueTable(5, 2, mode="rows")
+    variables = model.init(jax.random.key(0), jnp.array([1]))
+
+    def loss_fn(variables: Any) -> Any:
+        one, state = model.apply(variables, jnp.array([1]), mutable=[READS])
+        chained = {**variables, **state}
+        two, state = model.apply(chained, jnp.array([2]), mutable=[READS])
+        return jnp.sum(one) + 3 * jnp.sum(two), state
+
+    _, grads = value_and_row_grad(loss_fn)(variables)
+    rows = unique_rows(grads.tables["table"], 5, 2)
+    np.testing.assert_array_equal(dense_gradient(rows, 5)[:, 0], [0, 1, 3, 0, 0])

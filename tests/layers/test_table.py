@@ -1,3 +1,5 @@
+"""Tables of Linen modules: declaration, reads, errors."""
+
 from typing import Any
 
 import flax.linen as nn

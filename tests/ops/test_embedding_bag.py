@@ -1,3 +1,5 @@
+"""Single rows and weighted sums of rows, against a float64 oracle."""
+
 import re
 from typing import Any
 

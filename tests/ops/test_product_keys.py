@@ -1,3 +1,5 @@
+"""Slots of product keys: what fits 32 bits."""
+
 import pytest
 
 from memjax.errors import ConfigError

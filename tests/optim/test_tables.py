@@ -1,3 +1,5 @@
+"""The optimizer of all tables: groups, clipping, parts, memory."""
+
 import re
 from typing import Any
 
@@ -6,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 
 from memjax.errors import ConfigError, ShapeError
 from memjax.ops.row_gradient import RowGradient
@@ -158,7 +160,9 @@ def test_the_same_parts_change_nothing() -> None:
 
 def test_shapes_of_parts_need_no_devices() -> None:
     """The shapes of a checkpoint of 4096 devices, found on one machine."""
-    mesh = AbstractMesh((1, 4096), ("data", "table"))
+    mesh = AbstractMesh(
+        (1, 4096), ("data", "table"), axis_types=(AxisType.Auto, AxisType.Auto)
+    )
     optimizer = table_optimizer(
         rowwise(optax.adam(0.1)), sharding=RowSharding(mesh), n_rows={"t": 13}
     )

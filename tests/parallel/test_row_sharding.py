@@ -1,3 +1,5 @@
+"""Divided tables: shapes, placing, reads, memory."""
+
 from functools import partial
 from typing import Any
 
