@@ -48,12 +48,17 @@ def planned(pytestconfig: pytest.Config) -> tuple[list[Case], list[Case]]:
 @pytest.fixture(scope="session")
 def float64_errors(request: pytest.FixtureRequest) -> dict[tuple[Path, str], str]:
     """What the 64-bit process said about each selected float64 case; "" when well."""
-    selected = [
-        item.callspec.params["case"]
+    # Tests elsewhere may have a parameter of that name.
+    params = [
+        getattr(getattr(item, "callspec", None), "params", {})
         for item in request.session.items
-        if "case" in getattr(getattr(item, "callspec", None), "params", {})
     ]
-    wanted = [(c.manifest.root, c.name) for c in selected if _is_float64(c)]
+    selected = [found["case"] for found in params if "case" in found]
+    wanted = [
+        (c.manifest.root, c.name)
+        for c in selected
+        if isinstance(c, Case) and _is_float64(c)
+    ]
     # These programs run once each: compiling them without optimisation is quicker.
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
     settings = {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
