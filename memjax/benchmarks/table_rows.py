@@ -103,8 +103,8 @@ def plan(
         settings = {
             "rows": (1_000_000, 4_000_000),
             "dense_rows": 1_000_000,
-            "warm_steps": 200,
-            "n_turns": 5,
+            "warm_steps": 80,
+            "n_turns": 4,
             "part_steps": 0,
             "dense_steps": 3,
             "batch_size": 1,
