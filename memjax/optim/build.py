@@ -6,6 +6,7 @@ When not: an optimizer of your own; any optax transform fits the training step.
 """
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -43,11 +44,13 @@ def schedules(config: OptimConfig, n_steps: int) -> dict[str, Callable[[Any], An
         "table": config.table_learning_rate,
     }
     forms = {
-        name: (config.schedule, config.warmup_steps, p) for name, p in peaks.items()
+        name: (config.schedule, config.warmup_steps, peak, "optim")
+        for name, peak in peaks.items()
     }
     for i in range(len(config.table_rules)):
         rule = config.table_settings(i)
-        forms[_rule(i)] = (rule.schedule, rule.warmup_steps, rule.learning_rate)
+        form = (rule.schedule, rule.warmup_steps, rule.learning_rate)
+        forms[table_group(i)] = (*form, f"optim.table_rules.{i}")
     return {
         group: rate_schedule(
             kind,
@@ -56,13 +59,14 @@ def schedules(config: OptimConfig, n_steps: int) -> dict[str, Callable[[Any], An
             warmup_steps=warmup_steps,
             decay_frac=config.decay_frac,
             end_frac=config.end_frac,
+            field=field,
         )
-        for group, (kind, warmup_steps, peak) in forms.items()
+        for group, (kind, warmup_steps, peak, field) in forms.items()
     }
 
 
-def _rule(i: int | None) -> str:
-    """The group of the tables that rule i takes."""
+def table_group(i: int | None) -> str:
+    """The group of the tables that rule i takes, or of those without a rule."""
     return "table" if i is None else f"table_rule_{i}"
 
 
@@ -94,7 +98,7 @@ def build_optimizer(
     check_labels(labels)
     labels = jax.tree_util.tree_map_with_path(
         lambda path, label: (
-            _rule(config.rule_of(path_name(path))) if label == "table" else label
+            table_group(config.rule_of(path_name(path))) if label == "table" else label
         ),
         labels,
     )
@@ -113,8 +117,9 @@ def build_optimizer(
     }
     for i in (None, *range(len(config.table_rules))):
         settings = config.table_settings(i)
-        makers[_rule(i)] = partial(_table, config, settings.optimizer, rates[_rule(i)])
-        limits[_rule(i)] = settings.clip_norm
+        group = table_group(i)
+        makers[group] = partial(_table, config, settings.optimizer, rates[group])
+        limits[group] = settings.clip_norm
     steps = [
         optax.partition({label: makers[label]() for label in sorted(present)}, labels)
     ]
@@ -192,6 +197,13 @@ def _table(
 ) -> optax.GradientTransformation:
     if optimizer == "sinkhorn_momentum":
         return _sinkhorn(config, rate)
+    return in_float32(entrywise_table(config, optimizer, rate))
+
+
+def entrywise_table(
+    config: OptimConfig, optimizer: str, rate: Any
+) -> optax.GradientTransformation:
+    """The transform "sgd", "adagrad" or, under any other name, Adam of a table."""
     if optimizer == "sgd":
         return scale_by_rate(rate)
     if optimizer == "adagrad":
@@ -200,18 +212,10 @@ def _table(
     else:
         b1, b2 = config.table_betas
         direction = optax.scale_by_adam(b1=b1, b2=b2, eps=config.eps)
-    return in_float32(optax.chain(direction, scale_by_rate(rate)))
+    return optax.chain(direction, scale_by_rate(rate))
 
 
 def _sinkhorn(config: OptimConfig, rate: Any) -> optax.GradientTransformation:
-    settings = config.sinkhorn
     return sinkhorn_momentum(
-        rate,
-        gamma=settings.gamma,
-        beta=settings.beta,
-        n_iterations=settings.n_iterations,
-        tau=settings.tau,
-        eps=settings.eps,
-        norm=settings.norm,
-        accumulator_dtype="float32",
+        rate, accumulator_dtype="float32", **asdict(config.sinkhorn)
     )

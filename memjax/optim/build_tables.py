@@ -7,18 +7,16 @@ When not: tables in mode "dense" are parameters; `build_optimizer` trains those.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-import optax
-
 from memjax.errors import ConfigError
+from memjax.optim.build import entrywise_table, schedules, table_group
 from memjax.optim.config import (
     DENSE_TABLE_OPTIMIZERS,
     ROW_TABLE_OPTIMIZERS,
     OptimConfig,
-    TableSettings,
 )
-from memjax.optim.rate import rate_schedule, scale_by_rate
 from memjax.optim.row_write import RowWriter
 from memjax.optim.sinkhorn_rows import sinkhorn_rows
 from memjax.optim.sinkhorn_touched_rows import sinkhorn_touched_rows
@@ -126,6 +124,7 @@ def build_table_optimizer(
         seed=seed,
         ema_decay=config.table_ema_decay,
     )
+    rates = schedules(config, n_steps)
     members: dict[int | None | str, list[str]] = {}
     for path, label in labels.items():
         key = "frozen" if label == "frozen" else config.rule_of(path)
@@ -140,52 +139,18 @@ def build_table_optimizer(
         capacity = config.table_capacity
         if capacity is None:
             capacity = CAPACITY_PER_READ * max(reads[path] for path in paths)
-        optimizer = _optimizer(config, settings, n_steps, capacity, writer)
+        rate = rates[table_group(key)]
+        optimizer = _optimizer(config, settings.optimizer, rate, capacity, writer)
         groups.append(TableGroup(pattern, optimizer, settings.clip_norm))
     return table_optimizer(groups, sharding=sharding, n_rows=n_rows)
 
 
 def _optimizer(
-    config: OptimConfig,
-    settings: TableSettings,
-    n_steps: int,
-    capacity: int,
-    writer: RowWriter,
+    config: OptimConfig, name: str, rate: Any, capacity: int, writer: RowWriter
 ) -> TableOptimizer:
-    rate = rate_schedule(
-        settings.schedule,
-        settings.learning_rate,
-        n_steps,
-        warmup_steps=settings.warmup_steps,
-        decay_frac=config.decay_frac,
-        end_frac=config.end_frac,
-    )
-    sinkhorn: dict[str, Any] = {
-        name: getattr(config.sinkhorn, name)
-        for name in ("gamma", "beta", "n_iterations", "tau", "eps", "norm")
-    }
-    b1, b2 = config.table_betas
-    makers = {
-        "sinkhorn_momentum": lambda: sinkhorn_rows(
-            rate, capacity=capacity, writer=writer, **sinkhorn
-        ),
-        "sinkhorn_touched_rows": lambda: sinkhorn_touched_rows(
-            rate, writer=writer, **sinkhorn
-        ),
-        "sgd": lambda: rowwise(scale_by_rate(rate), writer=writer),
-        # eps stands inside the root there; squared, it means the same as Adam's.
-        "adagrad": lambda: rowwise(
-            optax.chain(
-                optax.scale_by_rss(initial_accumulator_value=0.0, eps=config.eps**2),
-                scale_by_rate(rate),
-            ),
-            writer=writer,
-        ),
-        "lazy_adam": lambda: rowwise(
-            optax.chain(
-                optax.scale_by_adam(b1=b1, b2=b2, eps=config.eps), scale_by_rate(rate)
-            ),
-            writer=writer,
-        ),
-    }
-    return makers[settings.optimizer]()
+    sinkhorn = asdict(config.sinkhorn)
+    if name == "sinkhorn_momentum":
+        return sinkhorn_rows(rate, capacity=capacity, writer=writer, **sinkhorn)
+    if name == "sinkhorn_touched_rows":
+        return sinkhorn_touched_rows(rate, writer=writer, **sinkhorn)
+    return rowwise(entrywise_table(config, name, rate), writer=writer)

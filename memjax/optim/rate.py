@@ -25,6 +25,7 @@ def rate_schedule(
     warmup_steps: int = 0,
     decay_frac: float = 0.2,
     end_frac: float = 0.0,
+    field: str = "optim",
 ) -> optax.Schedule:
     """Step -> learning rate, float32, usable inside and outside jit.
 
@@ -42,6 +43,7 @@ def rate_schedule(
         decay_frac: part of the run that "wsd" spends falling; "cosine" and
             "constant" do not read it.
         end_frac: last rate as a part of peak; "constant" does not read it.
+        field: dotted name that stands before the argument in messages.
 
     Raises:
         ConfigError: kind is unknown, or warm-up and decay do not fit n_steps.
@@ -49,7 +51,7 @@ def rate_schedule(
     Source: cosine, arXiv:1608.03983; warm-up, stable, decay, arXiv:2404.06395.
     """
     if kind not in SCHEDULES:
-        raise ConfigError("optim.schedule", kind, f"one of {list(SCHEDULES)}")
+        raise ConfigError(f"{field}.schedule", kind, f"one of {list(SCHEDULES)}")
     if n_steps < 1:
         raise ConfigError("n_steps", n_steps, "at least 1")
     decay_steps = {
@@ -59,7 +61,7 @@ def rate_schedule(
     }[kind]
     if warmup_steps + max(decay_steps, 0) > n_steps:
         raise ConfigError(
-            "optim.warmup_steps",
+            f"{field}.warmup_steps",
             warmup_steps,
             f"at most the {n_steps} steps of the run less the steps of decay ({kind})",
         )

@@ -147,6 +147,12 @@ def test_rates_of_rules_are_reported():
     assert float(rates["table"](3)) == pytest.approx(0.1)
 
 
+def test_a_rule_that_does_not_fit_the_run_is_named():
+    rule = TableRule(pattern="a/", schedule="cosine", warmup_steps=20)
+    with pytest.raises(ConfigError, match="optim.table_rules.0.warmup_steps = 20"):
+        schedules(replace(CONSTANT, table_rules=(rule,)), 10)
+
+
 def test_rules_reach_dense_tables_too():
     rule = TableRule(pattern="a", optimizer="sgd", clip_norm=0.5, learning_rate=1.0)
     config = replace(CONSTANT, table_rules=(rule,))
