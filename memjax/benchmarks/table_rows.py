@@ -103,11 +103,12 @@ def plan(
         settings = {
             "rows": (1_000_000, 4_000_000),
             "dense_rows": 1_000_000,
-            "warm_steps": 80,
-            "n_turns": 4,
+            "warm_steps": 200,
+            "n_turns": 3,
             "part_steps": 0,
             "dense_steps": 3,
             "batch_size": 1,
+            "capacity": 2**17,
         }
     if rows is not None:
         settings["rows"] = tuple(rows)
