@@ -178,18 +178,24 @@ def _row_ids(case: TableCase, tokens_SBT: Any, segments_SBT: Any) -> _RowIds:
     return _RowIds(np.stack(rows), layout.n_rows)
 
 
-class _ByRows:
-    """The step at the cost of the rows that were read."""
+class _Form:
+    """A table of zeros and its optimizer."""
 
-    def __init__(self, case: TableCase, n_rows: int) -> None:
-        self._shape = (n_rows, case.width)
-        self._dtype = carrier_of(case.dtype)
-        self._optimizer = _row_optimizer(case)
+    def __init__(self, shape: tuple[int, int], dtype: Any, optimizer: Any) -> None:
+        self._shape, self._dtype, self._optimizer = shape, dtype, optimizer
 
     def start(self) -> tuple[jax.Array, Any]:
         """(table, state) before the first step."""
         table_RW = jnp.zeros(self._shape, self._dtype)
         return table_RW, jax.jit(self._optimizer.init)(table_RW)
+
+
+class _ByRows(_Form):
+    """The step at the cost of the rows that were read."""
+
+    def __init__(self, case: TableCase, n_rows: int) -> None:
+        shape, dtype = (n_rows, case.width), carrier_of(case.dtype)
+        super().__init__(shape, dtype, _row_optimizer(case))
 
     def step(
         self, table_RW: jax.Array, state: Any, ids_BTC: Any, gradient_BTCW: Any
@@ -231,17 +237,12 @@ def _row_optimizer(case: TableCase) -> TableOptimizer:
     raise ValueError(f"no optimizer {case.optimizer!r}")
 
 
-class _Dense:
+class _Dense(_Form):
     """The step over all rows: a gradient of the table's shape, an optax transform."""
 
     def __init__(self, case: TableCase, n_rows: int) -> None:
-        self._shape, self._dtype = (n_rows, case.width), case.dtype
-        self._optimizer = sinkhorn_momentum(LEARNING_RATE)
-
-    def start(self) -> tuple[jax.Array, Any]:
-        """(table, state) before the first step."""
-        table_RW = jnp.zeros(self._shape, self._dtype)
-        return table_RW, jax.jit(self._optimizer.init)(table_RW)
+        optimizer = sinkhorn_momentum(LEARNING_RATE)
+        super().__init__((n_rows, case.width), case.dtype, optimizer)
 
     def step(
         self, table_RW: jax.Array, state: Any, ids_BTC: Any, gradient_BTCW: Any

@@ -8,11 +8,12 @@ When not: dense weights; optax and `optim.ema` do those.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from memjax.errors import ConfigError
 from memjax.ops.rounding import stochastic_round
@@ -102,6 +103,50 @@ class RowWriter:
                 state.written_R, ids_B, jnp.maximum(written_B, state.step)
             ),
         )
+
+    def add_blocks(
+        self,
+        table_RW: jax.Array,
+        state: WriteState,
+        ids_A: jax.Array,
+        update_AW: jax.Array,
+        rows_A: jax.Array,
+        columns_W: jax.Array,
+        *,
+        size: int,
+        n_blocks: jax.Array,
+        split: Split = WHOLE,
+    ) -> tuple[jax.Array, WriteState, jax.Array]:
+        """Add `update * rows * columns` to distinct rows, some at a time.
+
+        Args:
+            table_RW, state: written.
+            ids_A: rows of the table; ids outside are left out.
+            update_AW, rows_A, columns_W: float32, the update and its factors.
+            size: rows at a time; A is a multiple of it.
+            n_blocks: leading blocks to add, a traced number.
+            split: the part of the table at hand.
+
+        Returns:
+            (table, state, sum of the squares of what was added, here).
+        """
+
+        def add_block(i: jax.Array, carry: Any) -> Any:
+            table_RW, state, square = carry
+
+            def take(array: jax.Array) -> jax.Array:
+                return lax.dynamic_slice_in_dim(array, i * size, size)
+
+            delta_BW = take(update_AW) * take(rows_A)[:, None]
+            # Formed once, for the table and for the sum.
+            delta_BW = lax.optimization_barrier(delta_BW * columns_W)
+            table_RW, state = self.add(
+                table_RW, state, take(ids_A), delta_BW, split=split
+            )
+            return table_RW, state, square + jnp.sum(delta_BW * delta_BW)
+
+        start = (table_RW, state, jnp.zeros((), jnp.float32))
+        return lax.fori_loop(0, n_blocks, add_block, start)
 
     def add_all(
         self,

@@ -30,7 +30,7 @@ from memjax.optim.active_rows import (
     leave,
     repartition_active,
 )
-from memjax.optim.row_write import RowWriter, WriteState
+from memjax.optim.row_write import RowWriter
 from memjax.optim.sinkhorn_dense_step import dense_step
 from memjax.optim.sinkhorn_settings import SinkhornSettings
 from memjax.optim.table_optimizer import Metrics, TableOptimizer
@@ -169,14 +169,17 @@ class _SinkhornRows:
             n_blocks=n_blocks,
             split=split,
         )
-        writing = partial(
-            self._write, split, size, state, kept_A, rate * rows_A, columns_W
-        )
-        table_RW, writes, square = lax.fori_loop(
-            0,
-            n_blocks,
-            writing,
-            (table_RW, state.writes, jnp.zeros((), jnp.float32)),
+        # Masked rows have factor 0; leaving them out spares a write of each.
+        table_RW, writes, square = settings.writer.add_blocks(
+            table_RW,
+            state.writes,
+            jnp.where(kept_A, state.ids_A, table_RW.shape[0]),
+            state.active_AW,
+            rate * rows_A,
+            columns_W,
+            size=size,
+            n_blocks=n_blocks,
+            split=split,
         )
         # A row that was read in this step has another momentum; it may leave later.
         light_A = norm_A <= self.slack * settings.tau * mean
@@ -205,31 +208,6 @@ class _SinkhornRows:
             "overflow_steps": state.overflow_steps,
         }
         return table_RW, state, metrics
-
-    def _write(
-        self,
-        split: Split,
-        size: int,
-        state: SinkhornRowsState,
-        kept_A: jax.Array,
-        rows_A: jax.Array,
-        columns_W: jax.Array,
-        i: jax.Array,
-        carry: tuple[jax.Array, WriteState, jax.Array],
-    ) -> tuple[jax.Array, WriteState, jax.Array]:
-        """Move the table's rows of one block of the buffer."""
-        table_RW, writes, square = carry
-
-        def take(array: jax.Array) -> jax.Array:
-            return lax.dynamic_slice_in_dim(array, i * size, size)
-
-        ids_B = jnp.where(take(kept_A), take(state.ids_A), len(state.place_R))
-        delta_BW = take(state.active_AW) * take(rows_A)[:, None]
-        delta_BW = lax.optimization_barrier(delta_BW * columns_W)
-        table_RW, writes = self.settings.writer.add(
-            table_RW, writes, ids_B, delta_BW, split=split
-        )
-        return table_RW, writes, square + jnp.sum(delta_BW * delta_BW)
 
     def _dense_once(
         self, split: Split, entered: Entered, rate: jax.Array, carry: Any

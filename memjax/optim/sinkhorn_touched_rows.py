@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from memjax.ops.row_gradient import UniqueRows
 from memjax.ops.rows import carrier_of, check_table, get_rows, set_rows
@@ -153,21 +152,17 @@ class _SinkhornTouchedRows:
             split=split,
         )
 
-        def write(i: jax.Array, carry: Any) -> Any:
-            table_RW, writes, square = carry
-
-            def take(array: jax.Array) -> jax.Array:
-                return lax.dynamic_slice_in_dim(array, i * size, size)
-
-            ids_B = jnp.where(take(kept_U), take(ids_U), n_rows)
-            delta_BW = take(ahead_UW) * (rate * take(rows_U))[:, None] * columns_W
-            table_RW, writes = settings.writer.add(
-                table_RW, writes, ids_B, delta_BW, split=split
-            )
-            return table_RW, writes, square + jnp.sum(delta_BW * delta_BW)
-
-        start = (table_RW, writes, jnp.zeros((), jnp.float32))
-        table_RW, writes, square = lax.fori_loop(0, n_blocks, write, start)
+        table_RW, writes, square = settings.writer.add_blocks(
+            table_RW,
+            writes,
+            jnp.where(kept_U, ids_U, n_rows),
+            ahead_UW,
+            rate * rows_U,
+            columns_W,
+            size=size,
+            n_blocks=n_blocks,
+            split=split,
+        )
         state = SinkhornTouchedRowsState(
             state.step + 1, set_rows(state.momentum_RW, ids_U, after_UW), writes
         )

@@ -75,7 +75,10 @@ def table_training(optimizer, mesh, sharding=None, keeps_mean=False, loss=None):
     def shardings(tables, state):
         if sharding is None:
             return jax.tree.map(lambda _: replicated(mesh), (tables, state))
-        place = lambda spec: NamedSharding(mesh, spec)  # noqa: E731
+
+        def place(spec):
+            return NamedSharding(mesh, spec)
+
         specs = joined.state_specs(tables)
         return (
             jax.tree.map(lambda _: place(sharding.spec), tables),
