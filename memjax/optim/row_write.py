@@ -61,8 +61,16 @@ class RowWriter:
             raise ConfigError("ema_decay", self.ema_decay, "None or 0 <= decay < 1")
 
     def init(self, table_RW: jax.Array) -> WriteState:
-        """The state before the first step; raises as `check_table`."""
+        """The state before the first step.
+
+        Raises as `check_table`, and ConfigError when stochastic rounding is asked for
+        and the table has nothing to round to.
+        """
         check_table(table_RW)
+        if self.stochastic_rounding and value_dtype(table_RW) == jnp.float32:
+            raise ConfigError(
+                "stochastic_rounding", True, "False for a table of float32"
+            )
         step = jnp.zeros((), jnp.int32)
         if self.ema_decay is None:
             return WriteState(step, None, None)

@@ -149,3 +149,9 @@ def test_tables_are_checked():
         RowWriter().init(jnp.zeros((2, 3, 4)))
     with pytest.raises(ConfigError, match=r"table\.dtype"):
         RowWriter().init(jnp.zeros((2, 3), jnp.bfloat16))
+
+
+def test_rounding_a_float32_table_is_refused():
+    """It would change nothing; bfloat16 tables are what it is for."""
+    with pytest.raises(ConfigError, match="stochastic_rounding = True.*float32"):
+        RowWriter(stochastic_rounding=True).init(jnp.zeros((3, 2)))
