@@ -12,6 +12,11 @@ Legend (one capital letter per axis, `1` is a literal broadcast axis):
     R table rows     G n-gram orders     H hash heads         C hash columns (G * H)
     K taps of a short convolution        N look-back tokens of an n-gram (max order)
 
+in product keys:
+
+    H heads          X the two halves    C width of a half    N sub-keys of a half
+    S slots (N * N)  K slots of a read
+
 and where tables are trained by rows, in `ops` and `optim`:
 
     N reads          K rows of a read    P (read, row) pairs  U unique rows

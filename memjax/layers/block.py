@@ -89,7 +89,7 @@ class Block(nn.Module):
         read = jnp.zeros((), h_BTD.dtype)
         if self.memory is not None:
             assert rows_BTC is not None, "a block with a memory needs row ids"
-            read = self.memory.read(
+            read = self.memory.branch(
                 h_BTD,
                 rows_BTC,
                 segments_BT=segments_BT,

@@ -7,7 +7,7 @@ When not: hashing is `ops.ngram_hash`; this module takes row ids.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -15,14 +15,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from memjax.arrays import check_shape
-from memjax.errors import ConfigError
-from memjax.layers.memory import MemoryConfig
+from memjax.errors import ConfigError, ShapeError
+from memjax.layers.join import join
+from memjax.layers.memory import MemoryConfig, MemoryInputs, TableSpec, own_tables
 from memjax.layers.norm import RMSNorm
 from memjax.layers.precision import Dtypes
 from memjax.layers.projection import projection
 from memjax.layers.record import record
-from memjax.layers.table import declare_table
-from memjax.ops.gates import GATE_KINDS, combine, gate_of
+from memjax.layers.table import Table
+from memjax.ops.gates import GATE_KINDS, gate_of
 from memjax.ops.short_conv import short_conv
 from memjax.parallel.row_sharding import RowSharding
 
@@ -59,6 +60,8 @@ class EngramConfig(MemoryConfig):
         n_branches: M, residual streams that share table and value. The language
             model here has one stream.
     """
+
+    normed_input: ClassVar[bool] = False
 
     form: str = "demo"
     orders: tuple[int, ...] = (2, 3)
@@ -122,6 +125,10 @@ class EngramConfig(MemoryConfig):
         """Hash columns C, rows read per token."""
         return len(self.orders) * self.n_heads
 
+    def table_spec(self, n_rows: int) -> TableSpec:
+        """The table, whose rows R the hash layout decides."""
+        return TableSpec(n_rows, self.row_width, self.table_std, self.n_columns)
+
 
 def _conv_init(kind: str, n_taps: int) -> nn.initializers.Initializer:
     if kind == "zero":
@@ -137,7 +144,8 @@ def _conv_init(kind: str, n_taps: int) -> nn.initializers.Initializer:
 class Engram(nn.Module):
     """Gated n-gram memory on one or several residual streams.
 
-    `__call__` returns stream + branch, `read` the branch alone. Parameters: `table`
+    `__call__` returns stream + branch, `branch` what is added; `read` is the same for a
+    block, which hands every memory the same inputs. Parameters: `table`
     [R, W] (in mode "rows" a variable of the collection "tables") and, with form
     "demo", `value` [C*W, D] + bias, `key_m` likewise for each
     branch, gains `key_norm`, `query_norm`, `conv_norm` [M, D], `conv` [K, M*D]; with
@@ -162,17 +170,37 @@ class Engram(nn.Module):
     sharding: RowSharding | None = None
 
     def __call__(self, hidden: Array, rows_BTC: Array, **options: Any) -> Array:
-        """hidden + read(...), in the dtype of `hidden`."""
-        return hidden + self.read(hidden, rows_BTC, **options)
+        """hidden + branch(...), in the dtype of `hidden`."""
+        return hidden + self.branch(hidden, rows_BTC, **options)
 
-    @nn.compact
     def read(
         self,
+        x_BTD: Array,
+        inputs: MemoryInputs,
+        *,
+        train: bool = False,
+        drop: bool = False,
+    ) -> Array:
+        """`branch` for the inputs of a block; padding has gate 0."""
+        return self.branch(
+            x_BTD,
+            inputs.rows_BTC,
+            segments_BT=inputs.segments_BT,
+            token_mask_BT=inputs.segments_BT > 0,
+            tables=inputs.tables,
+            train=train,
+            drop=drop,
+        )
+
+    @nn.compact
+    def branch(
+        self,
         hidden: Array,
-        rows_BTC: Array,
+        rows_BTC: Array | None,
         *,
         segments_BT: Array | None = None,
         token_mask_BT: Array | None = None,
+        tables: dict[str, Table] | None = None,
         train: bool = False,
         drop: bool = False,
     ) -> Array:
@@ -184,14 +212,14 @@ class Engram(nn.Module):
                 a bug of the caller: their read is NaN, never another row.
             segments_BT: int document numbers; the convolution stays inside them.
             token_mask_BT: bool; False sets the gate to 0.
+            tables: {"table": the table} when it is shared; None: its own.
             train: apply memory dropout (needs the rng "dropout").
             drop: drop the read of every sequence (to measure the backbone alone).
 
         Returns:
             Same shape and dtype as `hidden`.
         """
-        config, acc = self.config, self.dtypes.accumulation
-        n_branches = config.n_branches
+        config, n_branches = self.config, self.config.n_branches
         h_BTMD = hidden if hidden.ndim == 4 else hidden[:, :, None, :]
         n_batch, n_tokens, got_branches, d_model = h_BTMD.shape
         if got_branches != n_branches:
@@ -199,17 +227,17 @@ class Engram(nn.Module):
                 "memories.n_branches", n_branches, f"{got_branches}, as the stream has"
             )
         columns = self.n_columns or config.n_columns
+        if rows_BTC is None:
+            raise ShapeError("rows_BTC", (), (n_batch, n_tokens, columns))
         check_shape("rows_BTC", rows_BTC, (n_batch, n_tokens, columns))
-        table = declare_table(
+        table = own_tables(
             self,
-            "table",
-            self.n_rows,
-            config.row_width,
-            init=nn.initializers.normal(config.table_std),
-            dtype=self.dtypes.tables,
-            mode=config.table_mode,
-            sharding=self.sharding,
-        )
+            config,
+            {"table": config.table_spec(self.n_rows)},
+            tables,
+            self.dtypes,
+            self.sharding,
+        )["table"]
         rows_BTCW = table.gather(self, rows_BTC)
         e_BTE = rows_BTCW.reshape(n_batch, n_tokens, columns * config.row_width)
         e_BTE = e_BTE.astype(self.dtypes.compute)
@@ -219,33 +247,18 @@ class Engram(nn.Module):
         gate_BTM = gate_of(config.gate, score_BTM)
         if token_mask_BT is not None:
             gate_BTM = jnp.where(token_mask_BT[..., None], gate_BTM, 0)
-        record(self, "gate", gate_BTM)
-        gate_BTM = self._drop(gate_BTM, train, drop)
-        out_BTMD = combine(
-            jnp.broadcast_to(value_BTD[:, :, None, :], h_BTMD.shape).astype(acc),
+        out_BTMD = join(
+            self,
+            config,
+            jnp.broadcast_to(value_BTD[:, :, None, :], h_BTMD.shape),
             gate_BTM,
-            None if config.mode == "sum" else self._dense(h_BTMD).astype(acc),
-            mode=config.mode,  # pyright: ignore[reportArgumentType]
-            cap=config.cap,
+            h_BTMD,
+            self.dtypes,
+            train=train,
+            drop=drop,
             refine=lambda gated: gated + self._convolved(gated, segments_BT),
         )
-        return out_BTMD.reshape(hidden.shape).astype(hidden.dtype)
-
-    def _drop(self, gate_BTM: Array, train: bool, drop: bool) -> Array:
-        if drop:
-            return jnp.zeros_like(gate_BTM)
-        if train and self.config.dropout > 0:
-            keep_B11 = jax.random.bernoulli(
-                self.make_rng("dropout"),
-                1 - self.config.dropout,
-                (gate_BTM.shape[0], 1, 1),
-            )
-            return gate_BTM * keep_B11
-        return gate_BTM
-
-    def _dense(self, h_BTMD: Array) -> Array:
-        dense = projection("dense", h_BTMD.shape[-1], self.dtypes)
-        return dense(h_BTMD.astype(self.dtypes.compute))
+        return out_BTMD.reshape(hidden.shape)
 
     def _norm(self, name: str, eps: float) -> RMSNorm:
         return RMSNorm(

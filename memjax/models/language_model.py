@@ -242,7 +242,7 @@ class LanguageModel(nn.Module):
     ) -> Array:
         (memory,) = self.config.memories
         layer = self.config.n_layers
-        read_BTD = self._memory(layer, memory, "memory").read(
+        read_BTD = self._memory(layer, memory, "memory").branch(
             h_BTD,
             self._rows(layer, tokens_BT, segments_BT),
             segments_BT=segments_BT,

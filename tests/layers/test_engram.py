@@ -27,7 +27,7 @@ def build(config, d_model=6, n_tokens=9, dtypes=FLOAT32):
 
 def read(module, params, hidden, rows, **options):
     """The branch alone."""
-    return module.apply({"params": params}, hidden, rows, method=Engram.read, **options)
+    return module.apply({"params": params}, hidden, rows, method=Engram.branch, **options)
 
 
 @pytest.mark.parametrize("form", ["demo", "v41"])

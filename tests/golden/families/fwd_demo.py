@@ -78,7 +78,7 @@ def run(case: Case) -> None:
     records, called = compare(
         case,
         layer,
-        method="read",
+        method="branch",
         hidden_key="hidden",
         tree_of=lambda prefix: _tree(data, prefix, n_branches),
         rows=rows_BTC,
