@@ -1,13 +1,19 @@
-"""Product keys: a grid of slots addressed by two halves of a key.
+"""Product keys: scores of two halves of a query, and the best slots of their grid.
 
-What: `slot_count`, the number of slots of a grid.
-Why: slot numbers are 32-bit integers, and a product beyond them wraps without a word.
-When not: tables whose rows are not pairs of sub-keys.
+What: half scores (dot product, inverse distance), the exact pruned search for the best
+K of N * N slots, the flat and the exhaustive form of it, `slot_count`.
+Why: a table of a million rows is addressed with two products of a thousand sub-keys.
+When not: what a selected score weighs is `read_weights`; tables whose rows are not
+pairs of sub-keys need `flat_search` only.
 """
 
 import math
+from typing import NamedTuple
 
-from memjax.errors import ConfigError
+import jax.numpy as jnp
+from jax import Array, lax
+
+from memjax.errors import ConfigError, ShapeError
 
 MAX_SLOTS = 2**31 - 1
 MAX_SUB_KEYS = math.isqrt(MAX_SLOTS)
@@ -31,3 +37,219 @@ def slot_count(sub_keys: int) -> int:
             f"1 to {MAX_SUB_KEYS} sub-keys a half ({MAX_SLOTS} slots at most)",
         )
     return sub_keys * sub_keys
+
+
+def check_selection(k: int, n_slots: int, field: str = "k") -> None:
+    """ConfigError naming `field` unless 1 <= k <= n_slots.
+
+    k may exceed the sub-keys of one half; the references need k <= N.
+    """
+    if not 1 <= k <= n_slots:
+        raise ConfigError(field, k, f"1 to {n_slots}, the number of slots")
+
+
+def half_l2_normalize(q: Array, eps: float = 1e-12) -> Array:
+    """q / |q| over the last axis: each half of a query on the unit sphere.
+
+    A vector of length `eps` or less becomes 0 and gets gradient 0; a NaN component
+    makes its vector NaN. The length is taken in float32 or wider, the dtype of `q` is
+    kept.
+
+    Source: arXiv:1907.05242, released code (each half by itself). Differs: the release
+    divides by the bare length, so a zero query is NaN there.
+    """
+    wide = q.astype(jnp.promote_types(q.dtype, jnp.float32))
+    square = jnp.sum(wide * wide, axis=-1, keepdims=True)
+    short = square <= eps * eps
+    length = jnp.sqrt(jnp.where(short, 1, square))
+    return jnp.where(short, 0, wide / length).astype(q.dtype)
+
+
+def dot_scores(q_HXC: Array, keys_HXNC: Array) -> Array:
+    """Scores q . key of every sub-key of each half, without a factor 1 / sqrt(C).
+
+    Args:
+        q_HXC: [..., H, X, C], the halves of queries (X = 2; X = 1 for flat keys).
+        keys_HXNC: [H, X, N, C], a codebook for every head and half.
+
+    Returns:
+        [..., H, X, N] in float32, or float64 if an input is float64. Operands are
+        widened before the product, so bfloat16 rounds the inputs only.
+
+    Raises:
+        ShapeError: the axes of queries and keys do not fit.
+
+    Cost: one matrix product of T * H * X * N * C.
+    Source: arXiv:1907.05242 section 3.1.
+    """
+    q, keys = _fitting(q_HXC, keys_HXNC)
+    return jnp.einsum("...hxc,hxnc->...hxn", q, keys, precision=lax.Precision.HIGHEST)
+
+
+def distance_scores(q_HXC: Array, keys_HXNC: Array, eps: float = 1e-3) -> Array:
+    """Scores -log(eps + |q - key|^2): inverse distance weighting (IDW).
+
+    Args:
+        q_HXC: [..., H, X, C], the halves of the queries.
+        keys_HXNC: [H, X, N, C], a codebook for every head and half.
+        eps: > 0; a query that sits on a key scores -log(eps), with gradient 0.
+
+    Returns:
+        [..., H, X, N] in float32, or float64 if an input is float64.
+
+    Raises:
+        ShapeError: the axes of queries and keys do not fit.
+        ConfigError: eps is not above 0.
+
+    The differences are squared and summed as they stand. |q|^2 + |k|^2 - 2 q.k would be
+    one matrix product, but loses the short distances, which are those that count here.
+    Cost: T * H * X * N * C subtractions; under jit without an array of that size.
+
+    Source: arXiv:2601.00671 and its released code (a square root is taken and squared
+    again there; ours never takes one, so that the gradient at distance 0 is finite).
+    """
+    if not eps > 0:
+        raise ConfigError("eps", eps, "above 0")
+    q, keys = _fitting(q_HXC, keys_HXNC)
+    apart_HXNC = q[..., None, :] - keys
+    return -jnp.log(eps + jnp.sum(apart_HXNC * apart_HXNC, axis=-1))
+
+
+class Selection(NamedTuple):
+    """The K best slots of every head: [..., H, K] each, best first.
+
+    Equal scores stand lowest slot first, and no slot appears twice.
+    """
+
+    scores: Array
+    slots: Array
+
+
+def product_key_search(scores_HXN: Array, k: int) -> Selection:
+    """The k best of the N * N slots, where slot i * N + j scores first[i] + second[j].
+
+    Each half keeps its best min(k, N) sub-keys, the lowest index among equal ones, and
+    the search ends in the grid of the kept. A pair (i, j) whose i was not kept comes
+    after k pairs (i', j) of kept i', each of which scores more, or as much at a lower
+    slot; with the same for j, the grid holds the k best. Kept indices stand in ascending
+    order, so the grid ascends in slots and the final top-k takes the lowest of equals.
+
+    Args:
+        scores_HXN: [..., H, 2, N], any float dtype; half 0 is the high digit.
+        k: slots selected for every head, 1 <= k <= N * N.
+
+    Returns:
+        Selection: scores [..., H, k] in float32 or wider, descending; slots int32. The
+        gradient goes to the half scores of the selected slots, added up; others get 0.
+
+    Ties: the rule is exact where the sums are. Floats of very different size can have
+    equal rounded sums from unequal halves; the scores are then still the k best, and
+    only the slots among those equals may differ from an exhaustive search.
+    -inf is a legal score (an excluded sub-key) and comes last; a selected slot of score
+    -inf fills up the k, weighs 0, and is any one of those. A NaN (of either sign) or a
+    +inf among the half scores or the selected sums of a head of a token makes all k
+    scores of that head and token NaN, with slots in range; others are untouched.
+
+    Raises:
+        ConfigError: k outside 1..N * N, or N * N slots do not fit 32-bit integers.
+        ShapeError: axis -2 is not the two halves.
+
+    Cost: two top-k of N and one of min(k, N)^2, per head and token.
+    Source: arXiv:1907.05242 section 3.1. Differs: k > N is allowed, ties have a rule.
+    """
+    first_HN, second_HN = _halves(scores_HXN)
+    n = first_HN.shape[-1]
+    check_selection(k, slot_count(n))
+    kept = min(k, n)
+    sound_H = _sound(first_HN) & _sound(second_HN)
+    a_HN, b_HN = _rankable(first_HN, sound_H), _rankable(second_HN, sound_H)
+    i_HK = jnp.sort(lax.top_k(a_HN, kept)[1])
+    j_HK = jnp.sort(lax.top_k(b_HN, kept)[1])
+    grid_HKK = _pick(a_HN, i_HK)[..., :, None] + _pick(b_HN, j_HK)[..., None, :]
+    place_HK = lax.top_k(grid_HKK.reshape(*grid_HKK.shape[:-2], kept * kept), k)[1]
+    i_HK, j_HK = _pick(i_HK, place_HK // kept), _pick(j_HK, place_HK % kept)
+    scores_HK = _pick(first_HN, i_HK) + _pick(second_HN, j_HK)
+    return Selection(_poison(scores_HK, sound_H), i_HK * n + j_HK)
+
+
+def flat_search(scores_HS: Array, k: int) -> Selection:
+    """The k best of S slots that are scored one by one.
+
+    Args:
+        scores_HS: [..., H, S], any float dtype.
+        k: slots selected for every head, 1 <= k <= S.
+
+    Returns:
+        Selection, with dtypes, ties, -inf and NaN as in `product_key_search`.
+
+    Raises:
+        ConfigError: k outside 1..S.
+
+    Cost: one top-k of S per head and token. `flat_search(all_slot_scores(s), k)` is the
+    exhaustive form of `product_key_search(s, k)`.
+    Source: arXiv:1907.05242, the flat-key baseline.
+    """
+    check_selection(k, scores_HS.shape[-1])
+    wide_HS = _widen(scores_HS)
+    sound_H = _sound(wide_HS)
+    slots_HK = lax.top_k(_rankable(wide_HS, sound_H), k)[1]
+    return Selection(_poison(_pick(wide_HS, slots_HK), sound_H), slots_HK)
+
+
+def all_slot_scores(scores_HXN: Array) -> Array:
+    """The scores of all slots, [..., H, N * N]: first[i] + second[j] at i * N + j.
+
+    Takes half scores [..., H, 2, N] of any float dtype; the sums are in float32 or
+    wider. For the dense read of small grids (arXiv:2310.10837, released sweeps) and for
+    tests. Raises as `product_key_search` does for the halves.
+    """
+    first_HN, second_HN = _halves(scores_HXN)
+    n_slots = slot_count(first_HN.shape[-1])
+    grid_HNN = first_HN[..., :, None] + second_HN[..., None, :]
+    return grid_HNN.reshape(*first_HN.shape[:-1], n_slots)
+
+
+def _widen(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _fitting(q_HXC: Array, keys_HXNC: Array) -> tuple[Array, Array]:
+    """Queries and keys in one dtype, float32 at least, after a check of their axes."""
+    if keys_HXNC.ndim != 4:
+        raise ShapeError("keys", tuple(keys_HXNC.shape), "[H, X, N, C]")
+    heads, halves, _, width = keys_HXNC.shape
+    if q_HXC.shape[-3:] != (heads, halves, width):
+        want = f"[..., {heads}, {halves}, {width}] for these keys"
+        raise ShapeError("queries", tuple(q_HXC.shape), want)
+    dtype = jnp.promote_types(q_HXC.dtype, keys_HXNC.dtype)
+    dtype = jnp.promote_types(dtype, jnp.float32)
+    return q_HXC.astype(dtype), keys_HXNC.astype(dtype)
+
+
+def _halves(scores_HXN: Array) -> tuple[Array, Array]:
+    if scores_HXN.ndim < 2 or scores_HXN.shape[-2] != 2:
+        raise ShapeError("scores", tuple(scores_HXN.shape), "[..., 2, N]")
+    wide_HXN = _widen(scores_HXN)
+    return wide_HXN[..., 0, :], wide_HXN[..., 1, :]
+
+
+def _sound(scores: Array) -> Array:
+    """Whether no score of the last axis is NaN or +inf."""
+    return jnp.all(scores < jnp.inf, axis=-1)
+
+
+def _rankable(scores: Array, sound: Array) -> Array:
+    """What top-k may see: top-k orders bit patterns, in which -0 is below 0 and a NaN
+    is first or last by its sign. Carries no gradient."""
+    clean = sound[..., None] & (scores != 0)
+    return lax.stop_gradient(jnp.where(clean, scores, 0))
+
+
+def _poison(scores: Array, sound: Array) -> Array:
+    """NaN for every score of a row that is not sound, or whose sums overflowed."""
+    sound = sound & _sound(scores)
+    return scores + jnp.where(sound, 0, jnp.nan)[..., None].astype(scores.dtype)
+
+
+def _pick(values: Array, index: Array) -> Array:
+    return jnp.take_along_axis(values, index, axis=-1, mode="promise_in_bounds")
