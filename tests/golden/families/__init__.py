@@ -16,6 +16,7 @@ from tests.golden.families import (
     gate,
     hash_ids,
     layout,
+    usage,
 )
 
 
@@ -30,6 +31,7 @@ BUILT: Mapping[str, Callable[[Case], None]] = {
     "gate": gate.run,
     "fwd": _forward,
     "alg1": alg1.run,
+    "usage": usage.run,
 }
 
 NOT_BUILT: tuple[str, ...] = (
@@ -44,7 +46,6 @@ NOT_BUILT: tuple[str, ...] = (
     "csordas",
     "knnlm",
     "luc",
-    "usage",
 )
 
 
