@@ -10,6 +10,7 @@ pairs of sub-keys need `flat_search` only.
 import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -83,7 +84,7 @@ def dot_scores(q_HXC: Array, keys_HXNC: Array) -> Array:
     Source: arXiv:1907.05242 section 3.1.
     """
     q, keys = _fitting(q_HXC, keys_HXNC)
-    return jnp.einsum("...hxc,hxnc->...hxn", q, keys, precision=lax.Precision.HIGHEST)
+    return _dot(q, keys)
 
 
 def distance_scores(q_HXC: Array, keys_HXNC: Array, eps: float = 1e-3) -> Array:
@@ -92,7 +93,7 @@ def distance_scores(q_HXC: Array, keys_HXNC: Array, eps: float = 1e-3) -> Array:
     Args:
         q_HXC: [..., H, X, C], the halves of the queries.
         keys_HXNC: [H, X, N, C], a codebook for every head and half.
-        eps: > 0; a query that sits on a key scores -log(eps), with gradient 0.
+        eps: > 0; a query that sits on a key scores -log(eps), a maximum.
 
     Returns:
         [..., H, X, N] in float32, or float64 if an input is float64.
@@ -101,8 +102,10 @@ def distance_scores(q_HXC: Array, keys_HXNC: Array, eps: float = 1e-3) -> Array:
         ShapeError: the axes of queries and keys do not fit.
         ConfigError: eps is not above 0.
 
-    The differences are squared and summed as they stand. |q|^2 + |k|^2 - 2 q.k would be
-    one matrix product, but loses the short distances, which are those that count here.
+    The differences are squared and summed as they stand: |q|^2 + |k|^2 - 2 q.k loses
+    the short distances, which are those that count here. Derivatives, of any order, are
+    matrix products: they need no differences in memory either, but within a distance
+    of eps of a key the gradient, which vanishes there, is rounded at |q| / eps.
     Cost: T * H * X * N * C subtractions; under jit without an array of that size.
 
     Source: arXiv:2601.00671 and its released code (a square root is taken and squared
@@ -111,8 +114,7 @@ def distance_scores(q_HXC: Array, keys_HXNC: Array, eps: float = 1e-3) -> Array:
     if not eps > 0:
         raise ConfigError("eps", eps, "above 0")
     q, keys = _fitting(q_HXC, keys_HXNC)
-    apart_HXNC = q[..., None, :] - keys
-    return -jnp.log(eps + jnp.sum(apart_HXNC * apart_HXNC, axis=-1))
+    return -jnp.log(eps + _square_distance(q, keys))
 
 
 class Selection(NamedTuple):
@@ -131,8 +133,8 @@ def product_key_search(scores_HXN: Array, k: int) -> Selection:
     Each half keeps its best min(k, N) sub-keys, the lowest index among equal ones, and
     the search ends in the grid of the kept. A pair (i, j) whose i was not kept comes
     after k pairs (i', j) of kept i', each of which scores more, or as much at a lower
-    slot; with the same for j, the grid holds the k best. Kept indices stand in ascending
-    order, so the grid ascends in slots and the final top-k takes the lowest of equals.
+    slot; with the same for j, the grid holds the k best. Kept indices ascend, and with
+    them the slots of the grid, so the final top-k takes the lowest slot among equals.
 
     Args:
         scores_HXN: [..., H, 2, N], any float dtype; half 0 is the high digit.
@@ -224,6 +226,26 @@ def _fitting(q_HXC: Array, keys_HXNC: Array) -> tuple[Array, Array]:
     dtype = jnp.promote_types(q_HXC.dtype, keys_HXNC.dtype)
     dtype = jnp.promote_types(dtype, jnp.float32)
     return q_HXC.astype(dtype), keys_HXNC.astype(dtype)
+
+
+def _dot(q_HXC: Array, keys_HXNC: Array) -> Array:
+    return jnp.einsum(
+        "...hxc,hxnc->...hxn", q_HXC, keys_HXNC, precision=lax.Precision.HIGHEST
+    )
+
+
+@jax.custom_jvp
+def _square_distance(q_HXC: Array, keys_HXNC: Array) -> Array:
+    apart_HXNC = q_HXC[..., None, :] - keys_HXNC
+    return jnp.sum(apart_HXNC * apart_HXNC, axis=-1)
+
+
+@_square_distance.defjvp
+def _square_distance_jvp(primals, tangents):
+    """d |q - k|^2 = 2 (q.dq + k.dk - dq.k - q.dk): no array of the differences."""
+    (q, keys), (dq, dkeys) = primals, tangents
+    own = jnp.sum(q * dq, axis=-1)[..., None] + jnp.sum(keys * dkeys, axis=-1)
+    return _square_distance(q, keys), 2 * (own - _dot(dq, keys) - _dot(q, dkeys))
 
 
 def _halves(scores_HXN: Array) -> tuple[Array, Array]:
