@@ -49,6 +49,16 @@ def check_selection(k: int, n_slots: int, field: str = "k") -> None:
         raise ConfigError(field, k, f"1 to {n_slots}, the number of slots")
 
 
+def check_half_selection(
+    half_k: int, k: int, n_sub_keys: int, field: str = "half_k"
+) -> None:
+    """ConfigError naming `field` unless half_k sub-keys of each half hold k slots."""
+    if not (1 <= half_k <= n_sub_keys and k <= half_k * half_k):
+        raise ConfigError(
+            field, half_k, f"1 to {n_sub_keys} sub-keys, whose square is at least {k}"
+        )
+
+
 def half_l2_normalize(q: Array, eps: float = 1e-12) -> Array:
     """q / |q| over the last axis: each half of a query on the unit sphere.
 
@@ -127,7 +137,9 @@ class Selection(NamedTuple):
     slots: Array
 
 
-def product_key_search(scores_HXN: Array, k: int) -> Selection:
+def product_key_search(
+    scores_HXN: Array, k: int, half_k: int | None = None
+) -> Selection:
     """The k best of the N * N slots, where slot i * N + j scores first[i] + second[j].
 
     Each half keeps its best min(k, N) sub-keys, the lowest index among equal ones, and
@@ -139,6 +151,10 @@ def product_key_search(scores_HXN: Array, k: int) -> Selection:
     Args:
         scores_HXN: [..., H, 2, N], any float dtype; half 0 is the high digit.
         k: slots selected for every head, 1 <= k <= N * N.
+        half_k: sub-keys that each half keeps, 1 <= half_k <= N and k <= half_k^2;
+            None: min(k, N). With fewer than that the search is no longer exact, it
+            gives the k best of the grid of the kept (arXiv:2407.04153's released code
+            has the option).
 
     Returns:
         Selection: scores [..., H, k] in float32 or wider, descending; slots int32. The
@@ -153,16 +169,18 @@ def product_key_search(scores_HXN: Array, k: int) -> Selection:
     scores of that head and token NaN, with slots in range; others are untouched.
 
     Raises:
-        ConfigError: k outside 1..N * N, or N * N slots do not fit 32-bit integers.
+        ConfigError: k outside 1..N * N, half_k not as above, or N * N slots do not fit
+            32-bit integers.
         ShapeError: axis -2 is not the two halves.
 
-    Cost: two top-k of N and one of min(k, N)^2, per head and token.
+    Cost: two top-k of N and one of half_k^2, per head and token.
     Source: arXiv:1907.05242 section 3.1. Differs: k > N is allowed, ties have a rule.
     """
     first_HN, second_HN = _halves(scores_HXN)
     n = first_HN.shape[-1]
     check_selection(k, slot_count(n))
-    kept = min(k, n)
+    kept = min(k, n) if half_k is None else half_k
+    check_half_selection(kept, k, n)
     sound_H = _sound(first_HN) & _sound(second_HN)
     a_HN, b_HN = _rankable(first_HN, sound_H), _rankable(second_HN, sound_H)
     i_HK = jnp.sort(lax.top_k(a_HN, kept)[1])
