@@ -44,7 +44,7 @@ def token_gate(
     """Gate [B, T] of a memory, in the dtype of the accumulation.
 
     Args:
-        kind: "none": ones; "sigmoid": sigmoid(w . x + b) by the submodule `gate`.
+        kind: "none": ones; "sigmoid": sigmoid(w . x + b) by the submodule `token_gate`.
         x_BTD: what the memory reads by.
         init: of w; the default is N(0, 1/D).
 
@@ -54,7 +54,7 @@ def token_gate(
         return jnp.ones(x_BTD.shape[:-1], dtypes.accumulation)
     score_BT1 = nn.Dense(
         1,
-        name="gate",
+        name="token_gate",
         dtype=dtypes.compute,
         param_dtype=dtypes.params,
         kernel_init=init or nn.initializers.normal(x_BTD.shape[-1] ** -0.5),
