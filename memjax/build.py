@@ -24,15 +24,16 @@ from memjax.evaluate.bits_per_byte import make_scorer, score, token_nats
 from memjax.experiment import Experiment
 from memjax.layers.row_grad import value_and_row_grad
 from memjax.layers.table import READS, TABLES
-from memjax.models.language_model import LanguageModel, layouts
+from memjax.models.language_model import LanguageModel, layouts, table_reads
 from memjax.models.parameters import (
+    STATE,
     abstract_params,
     cost,
     labels,
-    merge_tables,
+    merge_variables,
     row_tables,
-    split_tables,
-    table_layer,
+    split_variables,
+    state_collections,
 )
 from memjax.ops.rows import value_dtype
 from memjax.optim.build import build_optimizer
@@ -41,6 +42,7 @@ from memjax.optim.ema import ema_params, init_ema, update_ema
 from memjax.optim.labels import apply_label_rules, path_name
 from memjax.parallel.mesh import data_reader, global_batch, replicated
 from memjax.parallel.row_sharding import Division, RowSharding
+from memjax.train.model_state import ModelState
 from memjax.train.state import Ema
 from memjax.train.tables import TableTraining
 
@@ -97,14 +99,34 @@ class Parts:
         return self.split(self.labels)[0]
 
     def split(self, params: Any) -> tuple[Any, Any]:
-        """(dense parameters, tables in mode "rows") of a tree of both."""
-        variables = split_tables(params, self.experiment.model)
-        return variables["params"], variables.get(TABLES, {})
+        """(the rest, tables in mode "rows") of a tree of both."""
+        variables = split_variables(params, self.experiment.model)
+        tables = variables.pop(TABLES, {})
+        return merge_variables(variables), tables
 
     @staticmethod
     def merge(dense: Any, tables: Any) -> Any:
         """The inverse of `split`."""
-        return merge_tables({"params": dense, TABLES: tables})
+        return merge_variables({"params": dense, TABLES: tables})
+
+    @cached_property
+    def model_state(self) -> ModelState | None:
+        """How the state of the model is parted; None when it has none."""
+
+        def split(tree: Any) -> tuple[Any, Any]:
+            variables = split_variables(tree, self.experiment.model)
+            held = {name: variables.pop(name) for name in STATE if name in variables}
+            return merge_variables(variables), held
+
+        def merge(params: Any, held: Any) -> Any:
+            return merge_variables({"params": params, **held})
+
+        return ModelState(split, merge) if self.state_collections else None
+
+    @cached_property
+    def state_collections(self) -> tuple[str, ...]:
+        """The collections that the forward pass changes."""
+        return state_collections(self.experiment.model)
 
     @cached_property
     def ema(self) -> Ema | None:
@@ -113,15 +135,23 @@ class Parts:
         if decay is None:
             return None
         return Ema(
-            init=lambda params: init_ema(params, self.labels),
+            init=self._init_ema,
             update=lambda ema, params, step: update_ema(ema, params, decay, step),
             merge=ema_params,
         )
 
+    def _init_ema(self, params: Any) -> Any:
+        labelled = self.labels
+        if self.model_state is not None:
+            _, held = self.model_state.split(params)
+            held = jax.tree.map(lambda _: "state", held)
+            labelled = self.model_state.merge(labelled, held)
+        return init_ema(params, labelled)
+
     def init_params(self, key: Array) -> Any:
         """Parameters from a typed key; traceable."""
         tokens_11 = jnp.zeros((1, 1), jnp.int32)
-        return merge_tables(self.model.init(key, tokens_11))
+        return merge_variables(self.model.init(key, tokens_11))
 
     def logits(
         self,
@@ -132,7 +162,7 @@ class Parts:
         drop_memory: bool = False,
     ) -> Array:
         """[B, T, V]; a key turns dropout on."""
-        variables = split_tables(params, self.experiment.model)
+        variables = split_variables(params, self.experiment.model)
         return self._apply(variables, batch, key, drop_memory=drop_memory)
 
     def _apply(
@@ -154,16 +184,33 @@ class Parts:
         """Summed nats of the weighted targets, and their summed weight."""
         return _summed_nats(self.logits(params, batch, key=key, **options), batch)
 
+    def training_loss(
+        self, params: Any, batch: dict[str, Array], key: Array
+    ) -> tuple[Array, Any]:
+        """(nats, sums), or (nats, (sums, new state)) where the model has state."""
+        if self.model_state is None:
+            return self.loss(params, batch, key)
+        variables = split_variables(params, self.experiment.model)
+        nats, (_, aux) = self._stateful_loss(variables, batch, key)
+        return nats, aux
+
+    def _stateful_loss(self, variables: Any, batch: Any, key: Array) -> Any:
+        """(nats, (what the forward pass returned beside the logits, aux))."""
+        logits_BTV, found = self._apply(
+            variables, batch, key, mutable=[READS, *self.state_collections]
+        )
+        nats, sums = _summed_nats(logits_BTV, batch)
+        if self.model_state is None:
+            return nats, (found, sums)
+        held = {name: found[name] for name in self.state_collections}
+        return nats, (found, (sums, jax.lax.stop_gradient(held)))
+
     def gradients(self, params: Any, batch: dict[str, Array], key: Array) -> Any:
-        """((nats, sums), (gradients of dense parameters, row gradients))."""
-
-        def loss(variables: Any) -> Any:
-            logits_BTV, state = self._apply(variables, batch, key, mutable=[READS])
-            nats, sums = _summed_nats(logits_BTV, batch)
-            return nats, (state, sums)
-
-        variables = split_tables(params, self.experiment.model)
-        found, grads = value_and_row_grad(loss, has_aux=True)(variables)
+        """((nats, aux), (gradients of dense parameters, row gradients))."""
+        variables = split_variables(params, self.experiment.model)
+        found, grads = value_and_row_grad(
+            lambda variables: self._stateful_loss(variables, batch, key), has_aux=True
+        )(variables)
         return found, (grads.params, grads.tables)
 
     @cached_property
@@ -222,15 +269,8 @@ class Parts:
     def _reads(self) -> dict[str, int]:
         """Rows that a step reads from each table in mode "rows"."""
         tokens = self.experiment.data.batch_size * self.experiment.data.context
-        columns = {
-            layer: memory.n_columns
-            for memory in self.experiment.model.memories
-            for layer in memory.layers
-        }
-        return {
-            path: tokens * columns[table_layer(path, self.experiment.model)]
-            for path in self.row_tables
-        }
+        reads = table_reads(self.experiment.model)
+        return {path: tokens * reads[path].rows for path in self.row_tables}
 
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint must share beside the shapes: tokens and addressing."""
@@ -308,8 +348,8 @@ def check_memory(experiment: Experiment) -> None:
     available = _memory_bytes()
     if available is not None and needed > available:
         raise ConfigError(
-            "model.memories.rows_per_head",
-            tuple(memory.rows_per_head for memory in experiment.model.memories),
+            "model.memories",
+            f"{sizes.table_params} table parameters",
             f"training needs at least {needed} bytes ({sizes.table_bytes} of them the "
             f"tables) and {available} are there; use fewer or narrower rows, or "
             "precision.tables = 'bfloat16'",

@@ -94,7 +94,7 @@ def train(
             run_dir=folder,
             mesh=mesh,
             init_params=parts.init_params,
-            loss_fn=parts.loss,
+            loss_fn=parts.training_loss,
             transform=transform,
             batches=batches,
             eval_fn=evaluator,
@@ -106,6 +106,7 @@ def train(
             bytes_per_token=evaluator.bytes_per_token,
             ema=parts.ema,
             tables=parts.tables,
+            model_state=parts.model_state,
             group_norms=lambda tree: group_norms(tree, parts.dense_labels),
             health_fn=lambda state, batch: health(state.params, batch),
         )
@@ -149,7 +150,12 @@ def load_run(
     mesh = make_mesh(experiment.mesh)
     parts = Parts(experiment, mesh)
     abstract = abstract_state(
-        parts.init_params, optax.identity(), mesh, ema=parts.ema, tables=parts.tables
+        parts.init_params,
+        optax.identity(),
+        mesh,
+        ema=parts.ema,
+        tables=parts.tables,
+        model_state=parts.model_state,
     )
     params, step = restore_params(
         folder / CHECKPOINT_FOLDER,

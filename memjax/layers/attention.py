@@ -47,6 +47,8 @@ class Attention(nn.Module):
     Attributes:
         n_heads: query heads A; n_kv_heads: key and value heads, a divisor of A.
         window: None for full attention.
+        starve_window: tokens that the queries of starved sequences see, themselves
+            included.
         rope_theta: base of the rotary wavelengths.
         out_scale: as in `FeedForward`.
     """
@@ -55,11 +57,18 @@ class Attention(nn.Module):
     n_kv_heads: int
     dtypes: Dtypes
     window: int | None = None
+    starve_window: int | None = None
     rope_theta: float = 10000.0
     out_scale: float = 1.0
 
     @nn.compact
-    def __call__(self, h_BTD: Array, segments_BT: Array, positions_BT: Array) -> Array:
+    def __call__(
+        self,
+        h_BTD: Array,
+        segments_BT: Array,
+        positions_BT: Array,
+        starved_B: Array | None = None,
+    ) -> Array:
         n_batch, n_tokens, d_model = h_BTD.shape
         width = d_model // self.n_heads
 
@@ -71,6 +80,10 @@ class Attention(nn.Module):
         k_BTAC = rope(heads("key", self.n_kv_heads), positions_BT, self.rope_theta)
         v_BTAC = heads("value", self.n_kv_heads)
         same_B1TT = (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
+        if starved_B is not None and self.starve_window is not None:
+            at_T = jnp.arange(n_tokens)
+            near_TT = at_T[:, None] - at_T[None, :] < self.starve_window
+            same_B1TT &= near_TT | ~starved_B[:, None, None, None]
         out_BTAC = jax.nn.dot_product_attention(
             q_BTAC,
             k_BTAC,

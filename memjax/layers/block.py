@@ -1,45 +1,71 @@
-"""One pre-norm decoder block, with or without a memory.
+"""One pre-norm decoder block, with or without memories.
 
 What: attention and feed-forward branches around the residual stream.
 Why: the unit that is repeated, scanned and rematerialised.
 When not: embedding, head and the order of blocks belong to the model.
 """
 
+from typing import ClassVar, NamedTuple
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
 from memjax.layers.attention import Attention
-from memjax.layers.engram import Engram
 from memjax.layers.feed_forward import FeedForward
+from memjax.layers.memory import MemoryInputs
 from memjax.layers.norm import RMSNorm
 from memjax.layers.precision import Dtypes
 from memjax.layers.record import record
 
 
+class Seat(NamedTuple):
+    """Where the memory of the same number sits.
+
+    Attributes:
+        name: of its module.
+        place: one of `layers.memory.PLACES`.
+        normed: whether it reads the normalised stream.
+    """
+
+    name: str
+    place: str
+    normed: bool
+
+
 class Block(nn.Module):
     """[B, T, D] -> [B, T, D].
 
-    Without `three_branch`: the memory acts on the stream first, then attention, then
-    the feed-forward, each on the normalised stream and added to it. With it: all
-    branches read the same stream, h + attn * w_attn + read * w_mem + ffn * w_ffn,
-    with learned scalars that start at 1 (the arrangement whose backbone can starve).
+    Without `three_branch`: attention, then the feed-forward, each on the normalised
+    stream and added to it, and memories at their places. With it: all branches read the
+    same stream, h + attn * w_attn + read * w_mem + ffn * w_ffn, with learned scalars
+    that start at 1 (the arrangement whose backbone can starve).
 
-    Records the RMS of what each branch adds, `attention_rms`, `feed_forward_rms` and
-    `memory_rms`, and of the stream after the block, `stream_rms`.
+    Records the RMS of what each branch adds, `attention_rms`, `feed_forward_rms` and,
+    by the name of each memory, `memory_rms`; and of the stream after the block,
+    `stream_rms`.
+
+    Attributes:
+        memories: modules with `read(x, inputs, train=, drop=)`, in the order in which
+            they act; seats: where each sits.
     """
 
     n_heads: int
     n_kv_heads: int
     d_ff: int
     window: int | None
+    starve_window: int | None
     rope_theta: float
     norm_eps: float
     dropout: float
     out_scale: float
     three_branch: bool
     dtypes: Dtypes
-    memory: Engram | None = None
+    memories: tuple[nn.Module, ...] = ()
+    seats: tuple[Seat, ...] = ()
+
+    # Linen then keeps the names that the memories come with.
+    preserve_adopted_names: ClassVar[bool] = True
 
     @nn.compact
     def __call__(
@@ -47,26 +73,11 @@ class Block(nn.Module):
         h_BTD: Array,
         segments_BT: Array,
         positions_BT: Array,
-        rows_BTC: Array | None,
+        starved_B: Array | None,
+        inputs: tuple[MemoryInputs, ...],
         train: bool,
         drop_memory: bool,
     ) -> Array:
-        attention = Attention(
-            n_heads=self.n_heads,
-            n_kv_heads=self.n_kv_heads,
-            window=self.window,
-            rope_theta=self.rope_theta,
-            out_scale=self.out_scale,
-            dtypes=self.dtypes,
-            name="attention",
-        )
-        feed_forward = FeedForward(
-            d_ff=self.d_ff,
-            out_scale=self.out_scale,
-            dtypes=self.dtypes,
-            name="feed_forward",
-        )
-
         def norm(name: str, h: Array) -> Array:
             return RMSNorm(
                 eps=self.norm_eps,
@@ -86,38 +97,63 @@ class Block(nn.Module):
             scalar = self.param(name, nn.initializers.ones, (), self.dtypes.params)
             return scalar.astype(h_BTD.dtype)
 
-        read = jnp.zeros((), h_BTD.dtype)
-        if self.memory is not None:
-            assert rows_BTC is not None, "a block with a memory needs row ids"
-            read = self.memory.branch(
-                h_BTD,
-                rows_BTC,
-                segments_BT=segments_BT,
-                token_mask_BT=segments_BT > 0,
-                train=train,
-                drop=drop_memory,
+        def attend(h: Array) -> Array:
+            attention = Attention(
+                n_heads=self.n_heads,
+                n_kv_heads=self.n_kv_heads,
+                window=self.window,
+                starve_window=self.starve_window,
+                rope_theta=self.rope_theta,
+                out_scale=self.out_scale,
+                dtypes=self.dtypes,
+                name="attention",
             )
+            h = norm("attention_norm", h)
+            return dropped(attention(h, segments_BT, positions_BT, starved_B))
+
+        def feed(h: Array) -> Array:
+            feed_forward = FeedForward(
+                d_ff=self.d_ff,
+                out_scale=self.out_scale,
+                dtypes=self.dtypes,
+                name="feed_forward",
+            )
+            return dropped(feed_forward(norm("feed_forward_norm", h)))
+
+        def read(number: int, h: Array) -> Array:
+            seat = self.seats[number]
+            x = norm(f"{seat.name}_input_norm", h) if seat.normed else h
+            found = self.memories[number].read(  # pyright: ignore[reportAttributeAccessIssue]
+                x, inputs[number], train=train, drop=drop_memory
+            )
+            rms(seat.name, found)
+            return found
+
+        def at(place: str) -> list[int]:
+            return [i for i, seat in enumerate(self.seats) if seat.place == place]
+
         if self.three_branch:
-            attended = attention(
-                norm("attention_norm", h_BTD), segments_BT, positions_BT
-            )
-            attended = dropped(attended) * weight("w_attn")
-            fed = dropped(feed_forward(norm("feed_forward_norm", h_BTD)))
-            fed = fed * weight("w_ffn")
-            if self.memory is not None:
-                read = read * weight("w_mem")
-            h_BTD = h_BTD + attended + read + fed
+            attended = attend(h_BTD) * weight("w_attn")
+            fed = feed(h_BTD) * weight("w_ffn")
+            reads = jnp.zeros((), h_BTD.dtype)
+            for i, seat in enumerate(self.seats):
+                name = seat.name.replace("memory", "w_mem")
+                reads = reads + read(i, h_BTD) * weight(name)
+            h_BTD = h_BTD + attended + reads + fed
         else:
-            h_BTD = h_BTD + read
-            attended = dropped(
-                attention(norm("attention_norm", h_BTD), segments_BT, positions_BT)
-            )
+            for i in at("before_attention"):
+                h_BTD = h_BTD + read(i, h_BTD)
+            attended = attend(h_BTD)
             h_BTD = h_BTD + attended
-            fed = dropped(feed_forward(norm("feed_forward_norm", h_BTD)))
-            h_BTD = h_BTD + fed
+            instead = at("instead_of_feed_forward")
+            fed = None if instead else feed(h_BTD)
+            beside = [read(i, h_BTD) for i in instead + at("beside_feed_forward")]
+            for branch in beside if fed is None else [fed, *beside]:
+                h_BTD = h_BTD + branch
+            for i in at("after_feed_forward"):
+                h_BTD = h_BTD + read(i, h_BTD)
         rms("attention", attended)
-        rms("feed_forward", fed)
-        if self.memory is not None:
-            rms("memory", read)
+        if fed is not None:
+            rms("feed_forward", fed)
         rms("stream", h_BTD)
         return h_BTD

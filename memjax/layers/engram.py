@@ -81,6 +81,12 @@ class EngramConfig(MemoryConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.shared_table is not None:
+            raise ConfigError(
+                "memories.shared_table",
+                self.shared_table,
+                "None: each layer of a hashed memory has primes of its own",
+            )
         for field, allowed in (
             ("form", FORMS),
             ("gate", GATE_KINDS),

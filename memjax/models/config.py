@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from memjax.errors import ConfigError
 from memjax.layers.engram import EngramConfig
 from memjax.layers.precision import PrecisionConfig
+from memjax.models.memories import Memory, hashed, shared_tables
 
 ARRANGEMENTS = ("residual", "three_branch", "probability")
 
@@ -23,6 +24,10 @@ class ModelConfig:
         n_layers, d_model, n_heads, n_kv_heads, d_ff: the usual; d_model divides by
             n_heads into heads of even width, n_heads by n_kv_heads.
         window: tokens a query sees (itself included); None: all of its segment.
+        starve_prob: while training, the attention of a whole sequence sees only
+            `starve_window` tokens with this probability, so that what is further back
+            must come from a memory (arXiv:2601.00671); drawn once for all layers.
+        starve_window: tokens a starved query sees, itself included.
         rope_theta: base of the rotary wavelengths.
         norm_eps: eps of the backbone's RMSNorms.
         dropout: on the attention and feed-forward branches, in [0, 1).
@@ -30,7 +35,9 @@ class ModelConfig:
         remat: recompute each block in the backward pass.
         scan_layers: run equal neighbouring blocks as one scanned block, so that
             compile time does not grow with depth (a little slower on a CPU).
-        memories: what is attached where; two memories cannot share a block.
+        memories: what is attached where. Several can act on one block, in the order
+            of their places; one may stand in for the feed-forward, and one may be
+            hashed.
         arrangement: "residual"; "three_branch" (see `layers.block.Block`); or
             "probability": the one memory does not touch the stream, it reads after
             the last block (its `layers` must be (n_layers,)) into a head of its own
@@ -47,13 +54,15 @@ class ModelConfig:
     n_kv_heads: int = 4
     d_ff: int = 352
     window: int | None = None
+    starve_prob: float = 0.0
+    starve_window: int | None = None
     rope_theta: float = 10000.0
     norm_eps: float = 1e-6
     dropout: float = 0.0
     tie_embeddings: bool = False
     remat: bool = False
     scan_layers: bool = True
-    memories: tuple[EngramConfig, ...] = ()
+    memories: tuple[Memory, ...] = ()
     arrangement: str = "residual"
     memory_share: float = 0.25
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
@@ -86,6 +95,7 @@ class ModelConfig:
             )
         if self.window is not None and self.window < 1:
             raise ConfigError("model.window", self.window, "None or at least 1")
+        self._check_starvation()
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError("model.dropout", self.dropout, "0 <= dropout < 1")
         for name in ("rope_theta", "norm_eps"):
@@ -101,48 +111,100 @@ class ModelConfig:
             )
         self._check_memories()
 
+    def _check_starvation(self) -> None:
+        window = self.starve_window
+        if not 0.0 <= self.starve_prob <= 1.0:
+            raise ConfigError(
+                "model.starve_prob", self.starve_prob, "0 <= starve_prob <= 1"
+            )
+        if (window is None) != (self.starve_prob == 0):
+            raise ConfigError(
+                "model.starve_window",
+                window,
+                f"{'None' if window else 'at least 1'} when starve_prob = "
+                f"{self.starve_prob}",
+            )
+        if window is not None and not 1 <= window <= (self.window or window):
+            raise ConfigError(
+                "model.starve_window", window, f"1 to window = {self.window}"
+            )
+
     def _check_memories(self) -> None:
         if not isinstance(self.memories, tuple):
             raise ConfigError(
                 "model.memories", self.memories, "a tuple of memory configs"
             )
-        taken: set[int] = set()
+        replaced: set[int] = set()
+        reading_hashes: set[int] = set()
         for i, memory in enumerate(self.memories):
             path = f"model.memories.{i}"
-            if self.arrangement == "probability":
-                if len(self.memories) > 1 or memory.layers != (self.n_layers,):
+            self._check_place(path, memory)
+            blocks = set(memory.layers)
+            if memory.place == "instead_of_feed_forward":
+                if replaced & blocks:
                     raise ConfigError(
                         f"{path}.layers",
                         memory.layers,
-                        f"one memory with layers = ({self.n_layers},) "
-                        "when arrangement = 'probability'",
+                        "blocks whose feed-forward no other memory stands in for",
                     )
-            elif memory.layers[-1] >= self.n_layers:
+                replaced |= blocks
+            if hashed(memory):
+                if reading_hashes & blocks:
+                    raise ConfigError(
+                        f"{path}.layers",
+                        memory.layers,
+                        "blocks without another hashed memory",
+                    )
+                reading_hashes |= blocks
+            if isinstance(memory, EngramConfig):
+                self._check_engram(path, memory)
+            try:
+                memory.check_width(self.d_model)
+            except ConfigError as error:
+                field = error.field.removeprefix("memories.")
                 raise ConfigError(
-                    f"{path}.layers",
-                    memory.layers,
-                    f"block indices below n_layers = {self.n_layers}",
-                )
-            if taken & set(memory.layers):
-                raise ConfigError(
-                    f"{path}.layers", memory.layers, "blocks without another memory"
-                )
-            taken |= set(memory.layers)
-            if memory.n_branches != 1:
-                raise ConfigError(
-                    f"{path}.n_branches",
-                    memory.n_branches,
-                    "1: this model has one residual stream",
-                )
-            if self.pad_id(memory) >= self.vocab_size or self.pad_id(memory) < 0:
-                raise ConfigError(
-                    f"{path}.pad_id",
-                    memory.pad_id,
-                    f"None or an id below vocab_size = {self.vocab_size}",
-                )
+                    f"{path}.{field}", error.value, error.allowed
+                ) from None
+        shared_tables(self.memories, self.d_model)
         if self.arrangement == "probability" and not self.memories:
             raise ConfigError(
                 "model.memories", (), "one memory when arrangement = 'probability'"
+            )
+
+    def _check_place(self, path: str, memory: Memory) -> None:
+        if self.arrangement == "probability":
+            if len(self.memories) > 1 or memory.layers != (self.n_layers,):
+                raise ConfigError(
+                    f"{path}.layers",
+                    memory.layers,
+                    f"one memory with layers = ({self.n_layers},) "
+                    "when arrangement = 'probability'",
+                )
+        elif memory.layers[-1] >= self.n_layers:
+            raise ConfigError(
+                f"{path}.layers",
+                memory.layers,
+                f"block indices below n_layers = {self.n_layers}",
+            )
+        if self.arrangement != "residual" and memory.place != "before_attention":
+            raise ConfigError(
+                f"{path}.place",
+                memory.place,
+                f"'before_attention' when arrangement = {self.arrangement!r}",
+            )
+
+    def _check_engram(self, path: str, memory: EngramConfig) -> None:
+        if memory.n_branches != 1:
+            raise ConfigError(
+                f"{path}.n_branches",
+                memory.n_branches,
+                "1: this model has one residual stream",
+            )
+        if not 0 <= self.pad_id(memory) < self.vocab_size:
+            raise ConfigError(
+                f"{path}.pad_id",
+                memory.pad_id,
+                f"None or an id below vocab_size = {self.vocab_size}",
             )
 
     def pad_id(self, memory: EngramConfig) -> int:

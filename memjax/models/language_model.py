@@ -7,6 +7,7 @@ When not: losses, sampling and evaluation take `apply` as a function.
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -14,12 +15,22 @@ import jax.numpy as jnp
 from jax import Array
 
 from memjax.errors import ConfigError
-from memjax.layers.block import Block
-from memjax.layers.engram import Engram, EngramConfig
+from memjax.layers.block import Block, Seat
+from memjax.layers.engram import EngramConfig
+from memjax.layers.memory import MemoryInputs, own_tables
 from memjax.layers.norm import RMSNorm
 from memjax.layers.precision import Dtypes
 from memjax.layers.record import METRICS
+from memjax.layers.table import Table
 from memjax.models.config import ModelConfig
+from memjax.models.memories import (
+    Memory,
+    Placed,
+    hashed,
+    memory_module,
+    placed,
+    shared_tables,
+)
 from memjax.ops.ngram_hash import NgramLayout, ngram_layouts, ngram_rows
 from memjax.parallel.row_sharding import RowSharding
 
@@ -35,6 +46,8 @@ def layouts(config: ModelConfig) -> dict[int, NgramLayout]:
     """
     found: dict[int, NgramLayout] = {}
     for i, memory in enumerate(config.memories):
+        if not isinstance(memory, EngramConfig):
+            continue
         try:
             of_memory = ngram_layouts(
                 vocab_size=config.vocab_size,
@@ -53,19 +66,55 @@ def layouts(config: ModelConfig) -> dict[int, NgramLayout]:
     return found
 
 
-def runs(config: ModelConfig) -> Iterator[tuple[int, int, EngramConfig | None]]:
-    """(first block, number of blocks, memory) of each run of equal blocks.
+class TableReads(NamedTuple):
+    """What a token reads of one table.
+
+    Attributes:
+        rows: rows read, by all layers that share it.
+        width: W of a row.
+        weighed: whether the rows are summed with weights, or taken as they are.
+    """
+
+    rows: int
+    width: int
+    weighed: bool
+
+
+def table_reads(config: ModelConfig) -> dict[str, TableReads]:
+    """{path of a table: what a token reads of it}."""
+    found: dict[str, TableReads] = {}
+    for layer in range(config.n_layers + 1):
+        for memory, name in placed(config.memories, layer):
+            if isinstance(memory, EngramConfig):
+                n_rows = layouts(config)[layer].n_rows
+                specs = {"table": memory.table_spec(n_rows)}
+            else:
+                specs = memory.table_specs(config.d_model)
+            owner = f"block_{layer}/{name}" if layer < config.n_layers else name
+            if memory.shared_table is not None:
+                owner = f"shared_{memory.shared_table}"
+            for table, spec in specs.items():
+                path = f"{owner}/{table}"
+                before = found[path].rows if path in found else 0
+                found[path] = TableReads(
+                    before + spec.reads, spec.width, not hashed(memory)
+                )
+    return found
+
+
+def runs(config: ModelConfig) -> Iterator[tuple[int, int, tuple[Placed, ...]]]:
+    """(first block, number of blocks, memories) of each run of equal blocks.
 
     Blocks with a memory stand alone, since each owns a table of its own size.
     """
-    reading = {layer: memory for memory in config.memories for layer in memory.layers}
     start = 0
     while start < config.n_layers:
+        here = placed(config.memories, start)
         end = start + 1
-        if start not in reading and config.scan_layers:
-            while end < config.n_layers and end not in reading:
+        if not here and config.scan_layers:
+            while end < config.n_layers and not placed(config.memories, end):
                 end += 1
-        yield start, end - start, reading.get(start)
+        yield start, end - start, here
         start = end
 
 
@@ -74,8 +123,8 @@ class LanguageModel(nn.Module):
 
     Parameters of a single block are under `block_<i>`, those of a scanned run of
     blocks i..j under `blocks_<i>_<j>` with the layer axis in front; tables are the
-    leaves called `table`, in mode "rows" in the collection "tables" under the same
-    path.
+    leaves called `table` or `*_table`, in mode "rows" in the collection "tables" under
+    the same path. Tables that layers share belong to the module `shared_<name>`.
 
     Attributes:
         config: the model.
@@ -102,7 +151,9 @@ class LanguageModel(nn.Module):
             segments_BT: int32 document number inside the row, 0 for padding; None:
                 one document. Nothing looks across a segment.
             positions_BT: int32 positions inside the document; None: 0..T-1.
-            train: dropout on (needs the rng "dropout" when a rate is positive).
+            train: dropout and starvation on (needs the rng "dropout" when a rate is
+                positive), and running statistics and carried fast weights change when
+                their collections "batch_stats" and "fast_weights" are mutable.
             drop_memory: measure the backbone alone, all memory gates 0.
 
         Returns:
@@ -126,60 +177,74 @@ class LanguageModel(nn.Module):
             mode="fill", fill_value=jnp.nan, wrap_negative_indices=False
         ) * (config.d_model**0.5)
         h_BTD = h_BTD.astype(dtypes.compute)
-        for start, length, memory in runs(config):
-            h_BTD = self._run(
-                start,
-                length,
-                memory,
-                h_BTD,
-                tokens_BT,
-                segments_BT,
-                positions_BT,
-                train,
-                drop_memory,
+        starved_B = None
+        if train and config.starve_prob > 0:
+            starved_B = jax.random.bernoulli(
+                self.make_rng("dropout"), config.starve_prob, tokens_BT.shape[:1]
             )
+        shared = {
+            name: SharedTables(
+                memory=memory,
+                d_model=config.d_model,
+                dtypes=dtypes,
+                sharding=self.table_sharding,
+                name=f"shared_{name}",
+            )()
+            for name, (memory, _) in shared_tables(
+                config.memories, config.d_model
+            ).items()
+        }
+
+        def inputs_of(layer: int, memory: Memory) -> MemoryInputs:
+            rows_BTC = None
+            if hashed(memory):
+                layout = layouts(config)[layer]
+                rows_BTC = ngram_rows(tokens_BT, layout, segments_BT=segments_BT)
+            tables = (
+                None if memory.shared_table is None else shared[memory.shared_table]
+            )
+            return MemoryInputs(segments_BT, positions_BT, rows_BTC, tables)
+
+        for start, length, here in runs(config):
+            inputs = tuple(inputs_of(start, seated.config) for seated in here)
+            arguments = (segments_BT, positions_BT, starved_B, inputs)
+            arguments = (*arguments, train, drop_memory)
+            h_BTD = self._run(start, length, here, h_BTD, arguments)
         logits_BTV = self._head("head", "final_norm", h_BTD, embedding_VD)
         if config.arrangement != "probability" or drop_memory:
             return logits_BTV
-        return self._mixture(logits_BTV, h_BTD, tokens_BT, segments_BT, train)
+        (memory,) = config.memories
+        inputs = inputs_of(config.n_layers, memory)
+        return self._mixture(logits_BTV, h_BTD, inputs, train)
 
-    def _memory(self, layer: int, memory: EngramConfig, name: str | None) -> Engram:
-        return Engram(
-            config=memory,
-            n_rows=layouts(self.config)[layer].n_rows,
-            dtypes=Dtypes.of(self.config.precision),
-            sharding=self.table_sharding,
-            parent=None if name is None else self,
-            name=name,
-        )
-
-    def _rows(self, layer: int, tokens_BT: Array, segments_BT: Array) -> Array:
-        return ngram_rows(
-            tokens_BT, layouts(self.config)[layer], segments_BT=segments_BT
+    def _memory(self, layer: int, memory: Memory, **where: Any) -> nn.Module:
+        return memory_module(
+            memory,
+            Dtypes.of(self.config.precision),
+            None if memory.table_mode == "dense" else self.table_sharding,
+            layouts(self.config).get(layer) if hashed(memory) else None,
+            **where,
         )
 
     def _run(
         self,
         start: int,
         length: int,
-        memory: EngramConfig | None,
+        here: tuple[Placed, ...],
         h_BTD: Array,
-        tokens_BT: Array,
-        segments_BT: Array,
-        positions_BT: Array,
-        train: bool,
-        drop_memory: bool,
+        arguments: tuple[Any, ...],
     ) -> Array:
         config = self.config
         block = Block
         if config.remat:
             # Inside a scan the compiler cannot undo it, and guarding costs time.
-            block = nn.remat(block, static_argnums=(5, 6), prevent_cse=length == 1)
+            block = nn.remat(block, static_argnums=(6, 7), prevent_cse=length == 1)
         options = {
             "n_heads": config.n_heads,
             "n_kv_heads": config.n_kv_heads,
             "d_ff": config.d_ff,
             "window": config.window,
+            "starve_window": config.starve_window,
             "rope_theta": config.rope_theta,
             "norm_eps": config.norm_eps,
             "dropout": config.dropout,
@@ -187,11 +252,15 @@ class LanguageModel(nn.Module):
             "three_branch": config.arrangement == "three_branch",
             "dtypes": Dtypes.of(config.precision),
         }
-        rows_BTC = None
-        if memory is not None:
-            options["memory"] = self._memory(start, memory, None)
-            rows_BTC = self._rows(start, tokens_BT, segments_BT)
-        arguments = (segments_BT, positions_BT, rows_BTC, train, drop_memory)
+        if here:
+            options["memories"] = tuple(
+                self._memory(start, seated.config, name=seated.name, parent=None)
+                for seated in here
+            )
+            options["seats"] = tuple(
+                Seat(seated.name, seated.config.place, seated.config.normed_input)
+                for seated in here
+            )
         if length == 1:
             return block(name=f"block_{start}", **options)(h_BTD, *arguments)
 
@@ -207,14 +276,18 @@ class LanguageModel(nn.Module):
         module = block(name=f"blocks_{start}_{start + length - 1}", **options)
         return scanned(module, h_BTD, None)[0]
 
-    def _head(self, head: str, norm: str, h_BTD: Array, tied_VD: Array | None) -> Array:
-        config, dtypes = self.config, Dtypes.of(self.config.precision)
-        h_BTD = RMSNorm(
-            eps=config.norm_eps,
+    def _norm(self, name: str, h_BTD: Array) -> Array:
+        dtypes = Dtypes.of(self.config.precision)
+        return RMSNorm(
+            eps=self.config.norm_eps,
             param_dtype=dtypes.params,
             accumulation=dtypes.accumulation,
-            name=norm,
+            name=name,
         )(h_BTD)
+
+    def _head(self, head: str, norm: str, h_BTD: Array, tied_VD: Array | None) -> Array:
+        config, dtypes = self.config, Dtypes.of(self.config.precision)
+        h_BTD = self._norm(norm, h_BTD)
         if config.tie_embeddings and tied_VD is not None:
             weight_VD = tied_VD
         else:
@@ -233,25 +306,31 @@ class LanguageModel(nn.Module):
         return logits_BTV.astype(jnp.promote_types(dtypes.accumulation, jnp.float32))
 
     def _mixture(
-        self,
-        logits_BTV: Array,
-        h_BTD: Array,
-        tokens_BT: Array,
-        segments_BT: Array,
-        train: bool,
+        self, logits_BTV: Array, h_BTD: Array, inputs: MemoryInputs, train: bool
     ) -> Array:
         (memory,) = self.config.memories
-        layer = self.config.n_layers
-        read_BTD = self._memory(layer, memory, "memory").branch(
-            h_BTD,
-            self._rows(layer, tokens_BT, segments_BT),
-            segments_BT=segments_BT,
-            token_mask_BT=segments_BT > 0,
-            train=train,
-        )
+        if memory.normed_input:
+            h_BTD = self._norm("memory_input_norm", h_BTD)
+        module: Any = self._memory(self.config.n_layers, memory, name="memory")
+        read_BTD = module.read(h_BTD, inputs, train=train)
         memory_BTV = self._head("memory_head", "memory_norm", read_BTD, None)
         share = self.config.memory_share
         return jnp.logaddexp(
             jnp.log(share) + jax.nn.log_softmax(memory_BTV),
             jnp.log1p(-share) + jax.nn.log_softmax(logits_BTV),
         )
+
+
+class SharedTables(nn.Module):
+    """The tables that several memories read; called for their handles by name."""
+
+    memory: Memory
+    d_model: int
+    dtypes: Dtypes
+    sharding: RowSharding | None
+
+    @nn.compact
+    def __call__(self) -> dict[str, Table]:
+        specs = self.memory.table_specs(self.d_model)
+        sharding = None if self.memory.table_mode == "dense" else self.sharding
+        return own_tables(self, self.memory, specs, None, self.dtypes, sharding)

@@ -16,27 +16,35 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from memjax.layers.table import TABLES
 from memjax.models.config import ModelConfig
-from memjax.models.language_model import LanguageModel
+from memjax.models.language_model import LanguageModel, table_reads
 
 _LABELS = {
-    "table": "table",
     "kernel": "matrix",
     "embedding": "embedding",
     "head": "embedding",
     "memory_head": "embedding",
 }
+_MULTIPLIED = ("kernel", "keys", "fixed_keys")
+FIXED = "fixed_"
+STATE = ("batch_stats", "fast_weights")
 
 
 def labels(params: Any) -> Any:
     """A tree of labels with the structure of `params`, from the leaves' names.
 
     "table": value tables; "matrix": kernels of dense layers (stacked ones, [L, in,
-    out], too); "embedding": token embedding and output heads; "vector": all else
-    (gains, biases, scalars, the taps of short convolutions).
+    out], too); "embedding": token embedding and output heads; "frozen": what stands
+    under a name that starts with `fixed_`; "vector": all else (gains, biases, scalars,
+    sub-keys, the taps of short convolutions).
     """
 
     def label(path: tuple[Any, ...], _: Any) -> str:
-        return _LABELS.get(str(path[-1].key), "vector")
+        names = [str(part.key) for part in path]
+        if any(name.startswith(FIXED) for name in names):
+            return "frozen"
+        if names[-1] == "table" or names[-1].endswith("_table"):
+            return "table"
+        return _LABELS.get(names[-1], "vector")
 
     return jax.tree_util.tree_map_with_path(label, params)
 
@@ -52,9 +60,13 @@ def abstract_params(config: ModelConfig) -> Any:
     """Shapes and dtypes of the parameters; touches no device, allocates nothing.
 
     Tables in mode "rows" stand among them where they would in mode "dense", in the
-    dtype they are stored in (uint16 for bfloat16).
+    dtype they are stored in (uint16 for bfloat16). Running statistics and carried fast
+    weights are no parameters.
     """
-    return merge_tables(_abstract_variables(config))
+    variables = _abstract_variables(config)
+    return merge_variables(
+        {name: tree for name, tree in variables.items() if name not in STATE}
+    )
 
 
 def row_tables(config: ModelConfig) -> dict[str, int]:
@@ -68,32 +80,37 @@ def row_tables(config: ModelConfig) -> dict[str, int]:
     }
 
 
-def table_layer(path: str, config: ModelConfig) -> int:
-    """The block that reads the table at `path`; n_layers for that of the head."""
-    module = path.split("/")[0]
-    return config.n_layers if module == "memory" else int(module.split("_")[1])
+def state_collections(config: ModelConfig) -> tuple[str, ...]:
+    """Names of the collections that the forward pass of the model changes."""
+    return tuple(name for name in STATE if _abstract_variables(config).get(name))
 
 
-def merge_tables(variables: Any) -> Any:
-    """One tree of parameters and tables, from the two collections of a model."""
+def merge_variables(variables: Any) -> Any:
+    """One tree of the collections of a model: parameters, tables, state."""
     flat = flatten_dict(variables["params"])
-    return unflatten_dict(flat | flatten_dict(variables.get(TABLES, {})))
+    for name in (TABLES, *STATE):
+        flat |= flatten_dict(variables.get(name, {}))
+    return unflatten_dict(flat)
 
 
-def split_tables(params: Any, config: ModelConfig) -> dict[str, Any]:
-    """The variables {"params", "tables"} of the model, from one tree of both.
+def split_variables(tree: Any, config: ModelConfig) -> dict[str, Any]:
+    """The collections of a model, from one tree of them: "params" and the others.
 
-    The inverse of `merge_tables`; without tables in mode "rows", only "params".
+    The inverse of `merge_variables`. Collections that the model lacks are left out, and
+    leaves that `tree` lacks are not missed, so that a part of it can be split as well.
     """
-    paths = row_tables(config)
-    if not paths:
-        return {"params": params}
-    flat = flatten_dict(params, sep="/")
-    tables = {path: flat.pop(path) for path in paths}
-    return {
-        "params": unflatten_dict(flat, sep="/"),
-        TABLES: unflatten_dict(tables, sep="/"),
-    }
+    abstract = _abstract_variables(config)
+    held = [name for name in (TABLES, *STATE) if abstract.get(name)]
+    if not held:
+        return {"params": tree}
+    flat = flatten_dict(tree, sep="/")
+    found: dict[str, Any] = {}
+    for name in held:
+        paths = flatten_dict(abstract[name], sep="/")
+        of_name = {path: flat.pop(path) for path in paths if path in flat}
+        if of_name:
+            found[name] = unflatten_dict(of_name, sep="/")
+    return {"params": unflatten_dict(flat, sep="/"), **found}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +119,10 @@ class ModelCost:
 
     Attributes:
         dense_params, table_params: counts; dense_bytes, table_bytes: as stored.
-        flops_per_token: of a forward pass, 2 per multiply-add, in matrix products and
-            in attention over `context` tokens (each query sees half of them, or its
-            window). A training step costs about three times that.
+        flops_per_token: of a forward pass, 2 per multiply-add, in matrix products,
+            scores of sub-keys, weighted sums of rows, and in attention over `context`
+            tokens (each query sees half of them, or its window). A training step costs
+            about three times that.
         table_bytes_per_token: table bytes read per token in a forward pass.
     """
 
@@ -124,19 +142,19 @@ def cost(config: ModelConfig, context: int) -> ModelCost:
     sizes = [int(np.prod(leaf.shape, dtype=np.int64)) for leaf in leaves]
     nbytes = [n * leaf.dtype.itemsize for n, leaf in zip(sizes, leaves, strict=True)]
     is_table = [kind == "table" for kind in kinds]
-    matrix_params = sum(
-        n for n, kind in zip(sizes, kinds, strict=True) if kind == "matrix"
+    names = [str(path[-1].key) for path, _ in jax.tree.leaves_with_path(params)]
+    multiplied = sum(
+        n for n, name in zip(sizes, names, strict=True) if name in _MULTIPLIED
     )
+    reads = table_reads(config).values()
+    multiplied += sum(read.rows * read.width for read in reads if read.weighed)
     heads = 1 + (config.arrangement == "probability")
     seen = min(context, config.window or context)
     pairs = seen - seen * (seen - 1) / (2 * context)
-    flops = 2 * matrix_params + 2 * heads * config.vocab_size * config.d_model
+    flops = 2 * multiplied + 2 * heads * config.vocab_size * config.d_model
     flops += int(4 * config.n_layers * pairs * config.d_model)
     itemsize = jnp.dtype(config.precision.tables).itemsize
-    per_token = sum(
-        len(memory.layers) * memory.n_columns * memory.row_width * itemsize
-        for memory in config.memories
-    )
+    per_token = itemsize * sum(read.rows * read.width for read in reads)
     return ModelCost(
         dense_params=sum(n for n, t in zip(sizes, is_table, strict=True) if not t),
         table_params=sum(n for n, t in zip(sizes, is_table, strict=True) if t),

@@ -25,6 +25,7 @@ from memjax.train.hooks.memory_health import HealthFn, MemoryHealth
 from memjax.train.hooks.profiler import Profiler
 from memjax.train.hooks.progress import Progress
 from memjax.train.hooks.record import Recorder
+from memjax.train.model_state import ModelState
 from memjax.train.run import Rate, Run
 from memjax.train.run_folder import CHECKPOINT_FOLDER
 from memjax.train.state import (
@@ -113,6 +114,7 @@ def fit(
     bytes_per_token: float = 1.0,
     ema: Ema | None = None,
     tables: TableTraining | None = None,
+    model_state: ModelState | None = None,
     group_norms: GroupNorms | None = None,
     health_fn: HealthFn | None = None,
     hooks: Sequence[Hook] = (),
@@ -125,7 +127,8 @@ def fit(
         mesh: batches are split over "data", tables by rows as `tables` says, all else
             is replicated.
         init_params: key -> parameters, traceable.
-        loss_fn: (params, batch, key) -> (summed nats, {"weight": ..., sums}).
+        loss_fn: (params, batch, key) -> (summed nats, {"weight": ..., sums}); with a
+            model_state (summed nats, (sums, new state)).
         transform: an optax transformation.
         batches: this reader's part of the training data.
         eval_fn: (params, max_batches or None for all) -> floats, among them "bpb".
@@ -136,6 +139,7 @@ def fit(
         bytes_per_token: turns bits a token into bits a byte in the records.
         ema: a running average; evaluations then use it.
         tables: how tables are trained by rows, if any are.
+        model_state: how the state that the forward pass changes is parted, if any is.
         group_norms: tree -> {group: norm}.
         health_fn: (state, batch) -> scalars, called every `health_every` steps.
         hooks: further hooks, after the built-in ones.
@@ -159,7 +163,13 @@ def fit(
             )
         )
         abstract = abstract_state(
-            init_params, transform, mesh, ema=ema, tables=tables, seed=seed
+            init_params,
+            transform,
+            mesh,
+            ema=ema,
+            tables=tables,
+            model_state=model_state,
+            seed=seed,
         )
         step_fn = make_train_step(
             loss_fn,
@@ -168,13 +178,20 @@ def fit(
             update_ema=None if ema is None else ema.update,
             group_norms=group_norms,
             tables=tables,
+            model_state=model_state,
             mesh=mesh,
             shardings=jax.tree.map(lambda x: x.sharding, abstract),
         )
         restored = checkpoints.restore_newest(abstract, fingerprint)
         if restored is None:
             state = init_state(
-                init_params, transform, mesh, ema=ema, tables=tables, seed=seed
+                init_params,
+                transform,
+                mesh,
+                ema=ema,
+                tables=tables,
+                model_state=model_state,
+                seed=seed,
             )
             progress: dict[str, Any] = {}
         else:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from memjax.parallel.mesh import replicated
+from memjax.train.model_state import ModelState
 from memjax.train.tables import TableTraining
 
 _PRNG_OPTION = "jax_default_prng_impl"
@@ -41,7 +42,7 @@ class TrainState(NamedTuple):
 
     Attributes:
         step: int32 scalar, the number of updates done; our own, never the optimizer's.
-        params: the parameters.
+        params: the parameters, with tables and the model's state in their places.
         opt_state: state of the optax transform.
         table_state: state of the tables' optimizer, None without one.
         ema: running average of some parameters, None where there is none.
@@ -61,10 +62,13 @@ def _builder(
     transform: Any,
     ema: Ema | None,
     tables: TableTraining | None,
+    model_state: ModelState | None,
 ) -> Callable:
     def build(key: jax.Array) -> TrainState:
         params = init_params(jax.random.fold_in(key, 0))
         dense, values = (params, None) if tables is None else tables.split(params)
+        if model_state is not None:
+            dense, _ = model_state.split(dense)
         state = TrainState(
             step=jnp.zeros((), jnp.int32),
             params=params,
@@ -86,6 +90,7 @@ def abstract_state(
     *,
     ema: Ema | None = None,
     tables: TableTraining | None = None,
+    model_state: ModelState | None = None,
     seed: int = 0,
 ) -> TrainState:
     """Shapes, dtypes and shardings of the state; allocates nothing.
@@ -96,9 +101,10 @@ def abstract_state(
         mesh: every leaf but tables and their state is replicated over it.
         ema: the running average, if any.
         tables: how tables are trained by rows, if any are.
+        model_state: how the model's state is parted, if it has any.
         seed: as in `init_state`; only its key's shape matters here.
     """
-    build = _builder(init_params, transform, ema, tables)
+    build = _builder(init_params, transform, ema, tables, model_state)
     shapes = jax.eval_shape(build, jax.random.key(seed))
     shardings = jax.tree.map(lambda _: replicated(mesh), shapes)
     if tables is not None:
@@ -123,6 +129,7 @@ def init_state(
     *,
     ema: Ema | None = None,
     tables: TableTraining | None = None,
+    model_state: ModelState | None = None,
     seed: int = 0,
 ) -> TrainState:
     """The state at step 0, built on the devices by one jitted function.
@@ -130,8 +137,10 @@ def init_state(
     The key of `seed` is split by fold_in: 0 for the parameters, 1 for the steps. The
     same seed gives the same state on any number of devices.
     """
-    build = _builder(init_params, transform, ema, tables)
-    abstract = abstract_state(init_params, transform, mesh, ema=ema, tables=tables)
+    build = _builder(init_params, transform, ema, tables, model_state)
+    abstract = abstract_state(
+        init_params, transform, mesh, ema=ema, tables=tables, model_state=model_state
+    )
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
     return jax.jit(build, out_shardings=shardings)(jax.random.key(seed))
 

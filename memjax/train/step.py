@@ -7,7 +7,7 @@ When not: what the loss is, and what the optimizer does, is handed in.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from memjax.errors import ConfigError, TrainingError
 from memjax.ops.order import wait_for
 from memjax.parallel.mesh import replicated
+from memjax.train.model_state import ModelState
 from memjax.train.state import TrainState, state_leaves
 from memjax.train.tables import TableTraining
 
@@ -51,25 +52,52 @@ def _micro_batches(batch: Any, n: int, mesh: Mesh | None) -> Any:
     return jax.tree.map(cut, batch)
 
 
-def _dense_gradients(loss_fn: LossFn) -> Callable[..., Any]:
+def _dense_gradients(
+    loss_fn: LossFn, model_state: ModelState | None
+) -> Callable[..., Any]:
     """As `TableTraining.gradients`, of a model whose parameters are all dense."""
 
     def gradients(params: Any, batch: Any, key: jax.Array) -> Any:
-        found, grads = jax.value_and_grad(loss_fn, has_aux=True)(params, batch, key)
+        merge, (trained, held) = _first, (params, None)
+        if model_state is not None:
+            merge, (trained, held) = model_state.merge, model_state.split(params)
+
+        def loss(trained: Any) -> Any:
+            return loss_fn(merge(trained, held), batch, key)
+
+        found, grads = jax.value_and_grad(loss, has_aux=True)(trained)
         return found, (grads, None)
 
     return gradients
 
 
+def _first(params: Any, _: Any) -> Any:
+    return params
+
+
+class _Found(NamedTuple):
+    """Of a batch: gradient of the nats, sums, row gradients, the model's new state."""
+
+    grads: Any
+    sums: Any
+    rows: Any
+    held: Any
+
+
 def _sums(
-    gradients: Callable[..., Any], params: Any, batch: Any, key: jax.Array
-) -> tuple[Any, Any, Any]:
-    """(gradient of the nats, {"nats", "weight", ...}, row gradients), float32 sums."""
+    gradients: Callable[..., Any],
+    params: Any,
+    batch: Any,
+    key: jax.Array,
+    model_state: ModelState | None,
+) -> _Found:
+    """Sums are {"nats", "weight", ...}, in float32."""
     (nats, aux), (grads, rows) = gradients(params, batch, key)
+    aux, held = (aux, None) if model_state is None else aux
     sums = {name: jnp.asarray(x, jnp.float32) for name, x in aux.items()}
     if "weight" not in sums:
         raise TrainingError(f"loss_fn returned {sorted(sums)}, 'weight' is missing")
-    return grads, {**sums, "nats": nats.astype(jnp.float32)}, rows
+    return _Found(grads, {**sums, "nats": nats.astype(jnp.float32)}, rows, held)
 
 
 def _check_types(new: TrainState, old: TrainState) -> None:
@@ -92,6 +120,7 @@ def make_train_step(
     update_ema: Callable[[Any, Any, jax.Array], Any] | None = None,
     group_norms: GroupNorms | None = None,
     tables: TableTraining | None = None,
+    model_state: ModelState | None = None,
     mesh: Mesh | None = None,
     shardings: Any = None,
 ) -> Step:
@@ -110,6 +139,8 @@ def make_train_step(
         tables: how tables are trained by rows; `transform` and `group_norms` then see
             the dense weights alone. The row gradients of micro-batches are joined, and
             summed by row once.
+        model_state: how the state that the forward pass changes is parted; `loss_fn`
+            then returns (nats, (sums, new state)). Micro-batches hand it on.
         mesh: batches are split over its axis "data".
         shardings: of the new state, a tree like it; None lets the compiler decide
             without a mesh, and replicates everything with one.
@@ -127,36 +158,49 @@ def make_train_step(
         TrainingError: the transform changes a dtype or shape of the state (traced).
     """
 
-    gradients = _dense_gradients(loss_fn) if tables is None else tables.gradients
+    gradients = (
+        _dense_gradients(loss_fn, model_state) if tables is None else tables.gradients
+    )
 
-    def accumulate(params: Any, batch: Any, key: jax.Array) -> tuple[Any, Any, Any]:
-        """(gradients, sums, row gradients) of the whole batch."""
+    def accumulate(params: Any, batch: Any, key: jax.Array) -> _Found:
+        """What `_sums` finds, of the whole batch."""
         if accumulate_steps == 1:
-            return _sums(gradients, params, batch, key)
+            return _sums(gradients, params, batch, key, model_state)
+        kept, held = (params, None)
+        if model_state is not None:
+            kept, held = model_state.split(params)
+
+        def of_micro(held: Any, number: Any, micro: Any) -> _Found:
+            whole = kept if model_state is None else model_state.merge(kept, held)
+            micro_key = jax.random.fold_in(key, number)
+            return _sums(gradients, whole, micro, micro_key, model_state)
 
         def body(carry: Any, x: Any) -> tuple[Any, Any]:
-            number, micro = x
-            grads, sums, rows = _sums(
-                gradients, params, micro, jax.random.fold_in(key, number)
-            )
-            grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
-            return jax.tree.map(jnp.add, carry, (grads, sums)), rows
+            before, held = carry
+            found = of_micro(held, *x)
+            grads = jax.tree.map(lambda g: g.astype(jnp.float32), found.grads)
+            summed = jax.tree.map(jnp.add, before, (grads, found.sums))
+            return (summed, found.held), found.rows
 
         micros = _micro_batches(batch, accumulate_steps, mesh)
         numbers = jnp.arange(accumulate_steps)
         first = jax.tree.map(lambda x: x[0], micros)
-        shapes = jax.eval_shape(lambda: _sums(gradients, params, first, key)[:2])
+        shapes = jax.eval_shape(lambda: of_micro(held, 0, first)[:2])
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), shapes)
-        (grads, sums), rows = jax.lax.scan(body, zeros, (numbers, micros))
+        ((grads, sums), held), rows = jax.lax.scan(
+            body, (zeros, held), (numbers, micros)
+        )
         joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
-        return grads, sums, joined
+        return _Found(grads, sums, joined, held)
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        grads, sums, rows = accumulate(state.params, batch, key)
+        grads, sums, rows, held = accumulate(state.params, batch, key)
         dense, values = state.params, None
         if tables is not None:
             dense, values = tables.split(state.params)
+        if model_state is not None:
+            dense, _ = model_state.split(dense)
         weight = sums["weight"]
         scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
         grads = jax.tree.map(
@@ -173,6 +217,8 @@ def make_train_step(
                 rows, state.table_state, values, wait_for(scale, updates)
             )
             params = tables.merge(params, values)
+        if model_state is not None:
+            params = model_state.merge(params, held)
         ema = state.ema
         if update_ema is not None:
             ema = update_ema(state.ema, params, state.step)

@@ -13,7 +13,7 @@ from memjax.layers.engram import EngramConfig
 from memjax.layers.precision import PrecisionConfig
 from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel
-from memjax.models.parameters import merge_tables, row_tables, split_tables
+from memjax.models.parameters import merge_variables, row_tables, split_variables
 from tests.models.parameters import filled
 
 MEMORY = EngramConfig(
@@ -41,6 +41,7 @@ MEMORY_CHANGES = {
     "layers": (1,),
     "mode": "convex",
     "cap": 0.9,
+    "place": "instead_of_feed_forward",
     "dropout": 0.99,
     "form": "v41",
     "orders": (2, 4),
@@ -85,6 +86,8 @@ REFUSED = {
     "arrangement": "four_branch",
     "memory_share": 1.0,
     "memories": (MEMORY, MEMORY),
+    "starve_prob": 0.5,
+    "starve_window": 2,
 }
 
 
@@ -113,9 +116,11 @@ def test_the_tables_of_changes_are_complete():
     fields = {f.name for f in dataclasses.fields(EngramConfig)}
     # table_mode changes no number: see test_table_modes_agree below.
     elsewhere = {"n_branches", "conv_init", "table_std", "table_mode"}
+    elsewhere |= {"shared_table"}  # refused: see tests/layers/test_engram.py
     assert fields - set(MEMORY_CHANGES) == elsewhere, "tests of the layer change them"
     fields = {f.name for f in dataclasses.fields(ModelConfig)}
-    assert fields - set(MODEL_CHANGES) == {"remat", "memory_share", "precision"}
+    elsewhere = {"remat", "memory_share", "precision", "starve_prob", "starve_window"}
+    assert fields - set(MODEL_CHANGES) == elsewhere
 
 
 @pytest.mark.parametrize("field", MEMORY_CHANGES)
@@ -129,6 +134,32 @@ def test_every_model_field_matters(base, field):
     assert_differs(
         base, outcome(dataclasses.replace(BASE, **{field: MODEL_CHANGES[field]}))
     )
+
+
+def test_starved_attention_sees_its_window():
+    """With certainty it is the window's logits; in evaluation it is nothing."""
+    plain = dataclasses.replace(BASE, memories=())
+    starved = dataclasses.replace(plain, starve_prob=1.0, starve_window=2)
+    params = filled(plain)
+
+    def logits(config, **options):
+        apply = jax.jit(LanguageModel(config).apply, static_argnames="train")
+        return apply({"params": params}, TOKENS, **options)
+
+    windowed = logits(dataclasses.replace(plain, window=2))
+    rngs = {"dropout": jax.random.key(0)}
+    got = logits(starved, train=True, rngs=rngs)
+    np.testing.assert_allclose(got, windowed, atol=1e-5)
+    np.testing.assert_array_equal(logits(starved), logits(plain))
+    halves = dataclasses.replace(starved, starve_prob=0.5)
+    many = jnp.tile(TOKENS, (16, 1))
+    apply = jax.jit(functools.partial(LanguageModel(halves).apply, train=True))
+    got = apply({"params": params}, many, rngs=rngs)
+    off_B = np.abs(got - jnp.tile(windowed, (16, 1, 1))).max((1, 2))
+    assert 8 <= (off_B < 1e-5).sum() <= 24, "drawn for each sequence"
+    for change in ({"starve_window": 0}, {"window": 1}, {"starve_prob": 1.5}):
+        with pytest.raises(ConfigError, match=r"model\.starve_"):
+            dataclasses.replace(starved, **change)
 
 
 def test_memory_share_matters():
@@ -181,12 +212,12 @@ def test_table_modes_agree():
     config = dataclasses.replace(BASE, memories=(rows,))
     params = filled(config)
     dense = LanguageModel(BASE).apply({"params": params}, TOKENS)
-    variables = split_tables(params, config)
+    variables = split_variables(params, config)
     assert set(variables) == {"params", "tables"}
     assert "table" not in variables["params"]["block_0"]["memory"]
     got = LanguageModel(config).apply(variables, TOKENS)
     np.testing.assert_array_equal(got, dense)
-    merged = merge_tables(variables)
+    merged = merge_variables(variables)
     assert jax.tree.structure(merged) == jax.tree.structure(params)
     n_rows = params["block_0"]["memory"]["table"].shape[0]
     assert row_tables(config) == {"block_0/memory/table": n_rows}

@@ -1,0 +1,99 @@
+"""The memories that a model can carry, and what follows from where they sit.
+
+What: the union of memory configs, the module of each, which block reads what, and the
+    tables that are shared.
+Why: everything else treats memories alike; a new kind is one line in `KINDS`.
+When not: options and mathematics of a memory; those are its layer's.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import flax.linen as nn
+
+from memjax.errors import ConfigError
+from memjax.layers.engram import Engram, EngramConfig
+from memjax.layers.memory import PLACES, MemoryConfig, TableSpec
+from memjax.layers.precision import Dtypes
+from memjax.ops.ngram_layout import NgramLayout
+from memjax.parallel.row_sharding import RowSharding
+
+Memory: TypeAlias = EngramConfig
+
+KINDS: Mapping[type[MemoryConfig], type[nn.Module]] = {EngramConfig: Engram}
+
+
+class Placed(NamedTuple):
+    """One memory at one block.
+
+    Attributes:
+        config: of the memory.
+        name: of its module in the block: "memory", or "memory_<i>" with the index
+            into the model's memories where a block has several.
+    """
+
+    config: Memory
+    name: str
+
+
+def placed(memories: tuple[Memory, ...], layer: int) -> tuple[Placed, ...]:
+    """The memories of block `layer`, in the order in which they act."""
+    here = [(i, memory) for i, memory in enumerate(memories) if layer in memory.layers]
+    here.sort(key=lambda found: PLACES.index(found[1].place))
+    return tuple(
+        Placed(memory, "memory" if len(here) == 1 else f"memory_{i}")
+        for i, memory in here
+    )
+
+
+def hashed(memory: Memory) -> bool:
+    """Whether its rows are hashes of n-grams, computed from the tokens."""
+    return isinstance(memory, EngramConfig)
+
+
+def shared_tables(
+    memories: tuple[Memory, ...], d_model: int
+) -> dict[str, tuple[MemoryConfig, dict[str, TableSpec]]]:
+    """{name: (a memory that reads it, its tables)} of the tables that are shared.
+
+    Raises:
+        ConfigError: two memories ask for different tables under one name.
+    """
+    found: dict[str, tuple[MemoryConfig, dict[str, TableSpec]]] = {}
+    for i, memory in enumerate(memories):
+        name = memory.shared_table
+        if name is None:
+            continue
+        wanted = (memory, memory.table_specs(d_model))
+        first = found.setdefault(name, wanted)
+        if _asks_for(*first) != _asks_for(*wanted):
+            raise ConfigError(
+                f"model.memories.{i}.shared_table",
+                f"{name} with {_asks_for(*wanted)}",
+                f"tables equal to the first of that name, {_asks_for(*first)}",
+            )
+    return found
+
+
+def _asks_for(memory: MemoryConfig, specs: Mapping[str, TableSpec]) -> str:
+    sizes = ", ".join(
+        f"{name} {spec.n_rows} x {spec.width} ({spec.init}, std {spec.std:.6g})"
+        for name, spec in specs.items()
+    )
+    return f"{sizes}, mode {memory.table_mode}"
+
+
+def memory_module(
+    memory: Memory,
+    dtypes: Dtypes,
+    sharding: RowSharding | None,
+    layout: NgramLayout | None,
+    **where: Any,
+) -> nn.Module:
+    """The Linen module of a memory; `where` is its name and parent."""
+    options = where
+    if layout is not None:
+        options = {**where, "n_rows": layout.n_rows}
+    return KINDS[type(memory)](
+        config=memory, dtypes=dtypes, sharding=sharding, **options
+    )
