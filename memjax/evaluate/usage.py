@@ -78,14 +78,20 @@ class UsageCounter:
     ones, it is how much of a slot was used.
 
     Attributes:
-        n_slots, n_heads: S and H. Heads share the S slots.
+        n_slots, n_heads: S and H.
+        separate_heads: False: heads share the S slots, so all heads together are S
+            slots; True: slot s of one head is another slot than that of the next, so
+            they are H * S.
         n_non_finite: reads left out because their weight is NaN or infinite.
 
     Cost: 17 bytes per head and slot; about 10 ns per read.
     """
 
-    def __init__(self, n_slots: int, n_heads: int = 1) -> None:
+    def __init__(
+        self, n_slots: int, n_heads: int = 1, *, separate_heads: bool = False
+    ) -> None:
         self.n_slots, self.n_heads = n_slots, n_heads
+        self.separate_heads = separate_heads
         self.n_non_finite = 0
         self._reads_HS = np.zeros((n_heads, n_slots), np.int64)
         self._mass_HS = np.zeros((n_heads, n_slots), np.float64)
@@ -130,6 +136,9 @@ class UsageCounter:
 
     def summary(self) -> dict[str, float]:
         """`usage_metrics` of all heads together."""
+        if self.separate_heads:
+            each = (self._reads_HS, self._mass_HS, self._used_HS)
+            return usage_metrics(*(x.reshape(-1) for x in each))
         return usage_metrics(
             np.sum(self._reads_HS, axis=0),
             np.sum(self._mass_HS, axis=0),

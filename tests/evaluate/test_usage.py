@@ -36,6 +36,16 @@ def test_all_heads_and_each_head_equal_a_slow_count(seed):
             np.testing.assert_allclose(got[name], value, atol=1e-12, err_msg=name)
 
 
+def test_heads_with_slots_of_their_own_are_one_long_memory():
+    slots, weights = random_reads(0)
+    counter = UsageCounter(16, 2, separate_heads=True)
+    counter.add(slots, weights)
+    shifted = slots + 16 * np.arange(2)[:, None]
+    want = usage(pairs(shifted, weights), 32)
+    got = counter.summary()
+    assert got == {name: pytest.approx(value) for name, value in want.items()}
+
+
 def test_counts_keep_growing_beyond_the_integers_of_float32():
     """2^24 + 2^20 reads of slot 1: a float32 count would stop at 2^24."""
     counter = UsageCounter(4)
