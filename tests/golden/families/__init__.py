@@ -16,6 +16,8 @@ from tests.golden.families import (
     gate,
     hash_ids,
     layout,
+    meta,
+    peer,
     usage,
 )
 
@@ -31,6 +33,8 @@ BUILT: Mapping[str, Callable[[Case], None]] = {
     "gate": gate.run,
     "fwd": _forward,
     "alg1": alg1.run,
+    "meta": meta.run,
+    "peer": peer.run,
     "usage": usage.run,
 }
 
@@ -40,9 +44,7 @@ NOT_BUILT: tuple[str, ...] = (
     "fp8",
     "mhc",
     "xlm",
-    "meta",
     "fwpkm",
-    "peer",
     "csordas",
     "knnlm",
     "luc",
