@@ -109,13 +109,17 @@ class Experiment:
                 "mesh.table", self.mesh.table, "1 without a memory in table_mode 'rows'"
             )
         for i, memory in divided:
-            width = memory.row_width
-            if self.mesh.table_by == "columns" and parts > 1 and width % parts:
-                raise ConfigError(
-                    f"model.memories.{i}.row_width",
-                    width,
-                    f"a multiple of the {parts} parts of mesh.table by columns",
-                )
+            widths = memory.table_widths(self.model.d_model)
+            for table, width in widths.items():
+                if self.mesh.table_by == "columns" and parts > 1 and width % parts:
+                    own = [
+                        f for f in ("row_width", "value_width") if hasattr(memory, f)
+                    ]
+                    raise ConfigError(
+                        f"model.memories.{i}.{own[0] if own else table}",
+                        width,
+                        f"a multiple of the {parts} parts of mesh.table by columns",
+                    )
 
     def _check_vocabulary(self) -> None:
         from memjax.data.tokenizer import load_tokenizer

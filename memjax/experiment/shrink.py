@@ -5,14 +5,28 @@ Why: a typo in a day-long run shows in seconds, in the same code on the same pat
 When not: judging a model; the figures of a shrunk run mean nothing.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 from memjax.experiment.definition import Experiment
-from memjax.layers.engram import EngramConfig
 from memjax.models.config import ModelConfig
+from memjax.models.memories import Memory
 from memjax.train.config import TrainConfig
 
 N_STEPS = 6
+_D_MODEL = 32
+# Sizes of memories; what is None stays so, and a tuple is capped one by one.
+_LARGEST = {
+    "n_heads": 2,
+    "rows_per_head": 64,
+    "row_width": 8,
+    "n_sub_keys": 16,
+    "key_width": 8,
+    "k": 4,
+    "value_width": 16,
+    "hidden_sizes": 16,
+    "chunk_size": 8,
+}
 
 
 def shrink(experiment: Experiment) -> Experiment:
@@ -54,26 +68,29 @@ def _shrink_model(model: ModelConfig) -> ModelConfig:
     return replace(
         model,
         n_layers=n_layers,
-        d_model=32,
+        d_model=_D_MODEL,
         n_heads=2,
         n_kv_heads=1 if model.n_kv_heads < model.n_heads else 2,
         d_ff=64,
+        starve_window=None
+        if model.starve_window is None
+        else min(model.starve_window, 8),
         window=None if model.window is None else min(model.window, 16),
         memories=tuple(_shrink_memory(memory, moved) for memory in model.memories),
     )
 
 
-def _shrink_memory(memory: EngramConfig, moved: dict[int, int]) -> EngramConfig:
-    sizes = memory.rows_per_head
-    return replace(
-        memory,
-        layers=tuple(moved[layer] for layer in memory.layers),
-        n_heads=min(memory.n_heads, 2),
-        row_width=min(memory.row_width, 8),
-        rows_per_head=min(sizes, 64)
-        if isinstance(sizes, int)
-        else tuple(min(size, 64) for size in sizes),
-    )
+def _shrink_memory(memory: Memory, moved: dict[int, int]) -> Memory:
+    small: dict[str, Any] = {"layers": tuple(moved[layer] for layer in memory.layers)}
+    for field in fields(memory):
+        largest, value = _LARGEST.get(field.name), getattr(memory, field.name)
+        if largest is None or value is None or isinstance(value, str):
+            continue
+        if isinstance(value, tuple):
+            small[field.name] = tuple(min(size, largest) for size in value)
+        else:
+            small[field.name] = min(value, largest)
+    return replace(memory, **small)
 
 
 def _shrink_train(train: TrainConfig) -> TrainConfig:

@@ -131,6 +131,11 @@ class EngramConfig(MemoryConfig):
         """Hash columns C, rows read per token."""
         return len(self.orders) * self.n_heads
 
+    def table_widths(self, d_model: int) -> dict[str, int]:
+        """{name: width of a row} of the tables."""
+        del d_model
+        return {"table": self.row_width}
+
     def table_spec(self, n_rows: int) -> TableSpec:
         """The table, whose rows R the hash layout decides."""
         return TableSpec(n_rows, self.row_width, self.table_std, self.n_columns)

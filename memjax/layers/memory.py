@@ -95,6 +95,10 @@ class MemoryConfig:
         """{name: table} of the tables that one layer reads in a model of width D."""
         raise NotImplementedError(type(self).__name__)
 
+    def table_widths(self, d_model: int) -> dict[str, int]:
+        """{name: width of a row} of the tables."""
+        return {name: spec.width for name, spec in self.table_specs(d_model).items()}
+
     def check_width(self, d_model: int) -> None:
         """ConfigError where the memory does not fit a stream of width D."""
         del d_model
