@@ -1,6 +1,7 @@
 """Runs: train, score and sample, each from an experiment or a run folder.
 
-What: `train`, `evaluate`, `sample`, and `load_run` for a look at the parameters.
+What: `train`, `evaluate`, `measure_memory`, `sample`, and `load_run` for a look at the
+    parameters.
 Why: one function per command, usable from a notebook as well.
 When not: a loop of your own; hand `memjax.train.loop.fit` your functions.
 """
@@ -17,16 +18,17 @@ import optax
 from jax import Array
 
 from memjax.build import Evaluator, Parts, check_memory
-from memjax.data.pipeline import prepare, train_batches
+from memjax.data.pipeline import eval_batches, prepare, train_batches
 from memjax.data.tokenizer import load_tokenizer
-from memjax.errors import CheckpointError
+from memjax.errors import CheckpointError, ConfigError
 from memjax.evaluate.generate import generate
 from memjax.evaluate.memory_health import make_health
+from memjax.evaluate.memory_measures import measure
 from memjax.experiment import Experiment, config_hash, load_experiment, to_dict
 from memjax.models.parameters import cost
 from memjax.optim.build import build_optimizer, schedules
 from memjax.optim.labels import group_norms
-from memjax.parallel.mesh import data_reader, make_mesh
+from memjax.parallel.mesh import data_reader, global_batch, make_mesh
 from memjax.train.config import RESUMABLE_FIELDS
 from memjax.train.loop import fit
 from memjax.train.restore_params import restore_params
@@ -176,6 +178,47 @@ def evaluate(
     data = parts.experiment.data
     found = Evaluator(parts, split, parts.mesh, prepare(data))(params)
     return {f"{split}_bpb": found["bpb"], split: _by_part(found), "step": step}
+
+
+def measure_memory(
+    run_dir: str | os.PathLike[str],
+    split: str = "valid",
+    step: int | None = None,
+    *,
+    order: int = 3,
+) -> dict[str, Any]:
+    """Usage and trust of the memories of a run's checkpoint over a split.
+
+    Args:
+        run_dir, split, step: as in `evaluate`.
+        order: n of the n-grams whose frequency in the training text is looked up.
+
+    Returns:
+        `split`, `step` and what `memjax.evaluate.memory_measures.measure` says, plain
+        data. Nothing is written.
+
+    Raises:
+        ConfigError: a run without memories, an order below 1, or several processes.
+        CheckpointError: as `load_run`.
+    """
+    if jax.process_count() > 1:
+        raise ConfigError("processes", jax.process_count(), "1: counts are on its host")
+    parts, params, step = load_run(run_dir, step)
+    data, mesh = parts.experiment.data, parts.mesh
+    prepared = prepare(data)
+    with train_batches(data, prepared=prepared) as batches:
+        train_batch = global_batch(mesh, next(batches))
+    held_out = eval_batches(data, split, prepared=prepared)
+    found = measure(
+        parts.model,
+        params,
+        (global_batch(mesh, batch) for batch in held_out),
+        gradients=parts.gradients,
+        train_stores=[prepared.store(part.name, "train") for part in prepared.parts],
+        train_batch=train_batch,
+        order=order,
+    )
+    return {"split": split, "step": step, **found}
 
 
 def sample(

@@ -1,14 +1,13 @@
-"""Usage, collisions and the metrics of a small model."""
+"""Usage and the metrics of a small model."""
 
 import jax
 import numpy as np
 
 from memjax.evaluate.bits_per_byte import token_nats
-from memjax.evaluate.memory_health import collision_frac, make_health, usage
+from memjax.evaluate.memory_health import make_health, usage
 from memjax.layers.engram import EngramConfig
 from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel, layouts
-from memjax.ops.ngram_hash import host_ngram_rows, ngram_layouts
 
 
 def test_usage_counts_rows_and_their_entropy():
@@ -17,43 +16,6 @@ def test_usage_counts_rows_and_their_entropy():
     assert usage(np.full(9, 2), 4)["usage_entropy_bits"] == 0
     nothing = usage(np.array([], np.int64), 4)
     assert set(nothing.values()) == {0}
-
-
-def slow_collision_frac(tokens, segments, layout):
-    """Every n-gram with its rows in a dictionary; windows shorter at a beginning."""
-    rows = host_ngram_rows(tokens, layout, segments_BT=segments)
-    fractions = []
-    for i, order in enumerate(layout.orders):
-        for head in range(layout.n_heads):
-            row_of = {}
-            for b, t in np.argwhere(segments > 0):
-                gram = []
-                for k in range(order):
-                    inside = t - k >= 0 and segments[b, t - k] == segments[b, t]
-                    gram.append(int(tokens[b, t - k]) if inside else layout.pad_id)
-                row_of[tuple(gram)] = rows[b, t, i * layout.n_heads + head]
-            shared = list(row_of.values())
-            fractions.append(np.mean([shared.count(row) > 1 for row in shared]))
-    return np.mean(fractions)
-
-
-def test_collisions_are_shared_rows_of_distinct_ngrams():
-    (layout,) = ngram_layouts(
-        vocab_size=17,
-        pad_id=16,
-        orders=(1, 3),
-        n_heads=2,
-        rows_per_head=13,
-        layer_ids=[0],
-    )
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 5, (2, 12))
-    segments = np.array([[1] * 5 + [2] * 7, [1] * 8 + [0] * 4])
-    got = collision_frac(tokens, segments, layout)
-    assert 0 < got < 1
-    np.testing.assert_allclose(got, slow_collision_frac(tokens, segments, layout))
-    assert collision_frac(tokens[:, :1], np.ones((2, 1), int), layout) in (0, 0.5)
-    assert collision_frac(tokens, np.zeros_like(segments), layout) == 0
 
 
 def test_metrics_of_scanned_blocks_and_a_memory_after_the_last():
