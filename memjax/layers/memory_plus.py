@@ -128,8 +128,8 @@ class MemoryPlus(nn.Module):
 
     Parameters: `query` [D, H * key_width] (columns by head, half, place), Xavier
     uniform; `keys` [H, 2, N, C], U(+-key_width^-1/2); `table` [N * N, W], or
-    `down_table` and `up_table` [N * N, D]; with a projection `value` [W, E] + bias, with
-    form "swilu" also `swilu` [D, W] + bias, both N(0, 1 / E); `token_gate`; with
+    `down_table` and `up_table` [N * N, D]; with a projection `value` [W, E] + bias,
+    with form "swilu" `swilu` [D, W] + bias too, both N(0, 1 / E); `token_gate`; with
     query_norm its gain `query_norm`. Biases start at zero; the release never sets its.
 
     Attributes:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from memjax.errors import ConfigError
+from memjax.layers.batch_norm import MaskedBatchNorm
 from memjax.layers.join import check_gate, join, token_gate
 from memjax.layers.memory import (
     MemoryConfig,
@@ -41,6 +42,7 @@ from memjax.ops.product_keys import (
 from memjax.parallel.row_sharding import RowSharding
 
 ACTIVATIONS = ("softmax", "relu")
+QUERY_NORMS = ("none", "batch")
 KEY_STD = 0.02
 
 
@@ -59,6 +61,9 @@ class PeerConfig(MemoryConfig):
         activation: of the scores of a head. "softmax" over its k, the paper's; "relu",
             each by itself, which the released code has as its default and then reads
             one expert per head (k = 1), whatever its own setting says. Ours reads k.
+        query_norm: "none", as the released code; "batch": `MaskedBatchNorm` of the
+            queries, which the paper is said to use (we had no text of it to check).
+            It looks ahead and across sequences while training.
         separate_tables: every head has N * N experts of its own.
         input_norm: RMS norm of the input with a learned gain, as the released code
             offers; the model hands a memory a normalised stream already.
@@ -75,6 +80,7 @@ class PeerConfig(MemoryConfig):
     k: int = 16
     half_k: int | None = None
     activation: str = "softmax"
+    query_norm: str = "none"
     separate_tables: bool = False
     input_norm: bool = False
     gate: str = "none"
@@ -87,6 +93,7 @@ class PeerConfig(MemoryConfig):
             self,
             {
                 "activation": ACTIVATIONS,
+                "query_norm": QUERY_NORMS,
                 "separate_tables": (False, True),
                 "input_norm": (False, True),
             },
@@ -140,7 +147,8 @@ class Peer(nn.Module):
     Parameters: `query` [D, H * key_width] without a bias (columns by head, half,
     place); `keys` [H, 2, N, C], N(0, 0.02^2); `down_table`, `up_table` [R, D], where
     head h begins at row h * N * N when tables are separate; with input_norm
-    `input_gain` [D], from zero; `token_gate`.
+    `input_gain` [D], from zero; `token_gate`; with query_norm "batch" `query_norm`, of
+    which the collection "batch_stats" holds the running averages.
 
     Recorded slots are those of a head, 0 to N * N - 1, also when tables are separate.
 
@@ -149,8 +157,8 @@ class Peer(nn.Module):
 
     Source: arXiv:2407.04153 Algorithm 1 and lucidrains/PEER-pytorch PEER.py. Differs:
     columns of the query stand by head first there by half, which is a matter of naming;
-    a norm of a zero input has gradient 0; the paper's BatchNorm on queries is in
-    neither. Initial weights of the query are N(0, 1 / D) instead of torch's uniform.
+    a norm of a zero input has gradient 0. Initial weights of the query are those of
+    `projection` instead of torch's uniform.
     """
 
     config: PeerConfig
@@ -189,7 +197,7 @@ class Peer(nn.Module):
         normed_BTD = self._normed(x_BTD) if config.input_norm else x_BTD
         slots_BTHK, weights_BTHK = select_slots(
             self,
-            self._scores(normed_BTD),
+            self._scores(normed_BTD, inputs.segments_BT > 0, train),
             config.k,
             inputs.segments_BT,
             activation=config.activation,  # pyright: ignore[reportArgumentType]
@@ -223,12 +231,15 @@ class Peer(nn.Module):
         unit_BTD = half_l2_normalize(x_BTD.astype(self.dtypes.accumulation))
         return (unit_BTD * d_model**0.5 * (1 + gain_D)).astype(x_BTD.dtype)
 
-    def _scores(self, x_BTD: Array) -> Array:
+    def _scores(self, x_BTD: Array, mask_BT: Array, train: bool) -> Array:
         """Scores [B, T, H, 2, N] of the sub-keys, float32 or wider."""
         config, dtypes = self.config, self.dtypes
         width = config.width_of_keys(x_BTD.shape[-1])
         query = projection("query", config.n_heads * width, dtypes)
         q = query(x_BTD.astype(dtypes.compute))
+        if config.query_norm == "batch":
+            norm = MaskedBatchNorm(param_dtype=dtypes.params, name="query_norm")
+            q = norm(q, mask_BT, train=train)
         keys_HXNC = sub_keys(
             self,
             n_heads=config.n_heads,

@@ -37,6 +37,7 @@ def row_dots(table_RW: jax.Array, ids: Any, x: jax.Array) -> jax.Array:
         gradient is a whole table, summed by unique row, so it is for tables that are
         ordinary parameters.
     """
+    table_RW, x = jnp.asarray(table_RW), jnp.asarray(x)
     ids = row_ids(ids, table_RW.shape[0])
     width = table_RW.shape[1]
     if ids.ndim == 0 or x.shape != (*ids.shape[:-1], width):
