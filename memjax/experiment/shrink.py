@@ -26,7 +26,10 @@ _LARGEST = {
     "value_width": 16,
     "hidden_sizes": 16,
     "chunk_size": 8,
+    "modulo_rows": 16,
+    "half_k": 4,
 }
+_WIDTHS = ("key_width", "value_width")
 
 
 def shrink(experiment: Experiment) -> Experiment:
@@ -76,17 +79,21 @@ def _shrink_model(model: ModelConfig) -> ModelConfig:
         if model.starve_window is None
         else min(model.starve_window, 8),
         window=None if model.window is None else min(model.window, 16),
-        memories=tuple(_shrink_memory(memory, moved) for memory in model.memories),
+        memories=tuple(
+            _shrink_memory(memory, moved, model.d_model) for memory in model.memories
+        ),
     )
 
 
-def _shrink_memory(memory: Memory, moved: dict[int, int]) -> Memory:
+def _shrink_memory(memory: Memory, moved: dict[int, int], d_model: int) -> Memory:
     small: dict[str, Any] = {"layers": tuple(moved[layer] for layer in memory.layers)}
     for field in fields(memory):
         largest, value = _LARGEST.get(field.name), getattr(memory, field.name)
-        if largest is None or value is None or isinstance(value, str):
+        if largest is None or value is None:
             continue
-        if isinstance(value, tuple):
+        if field.name in _WIDTHS and value == d_model:
+            small[field.name] = _D_MODEL  # it may have to stay that of the stream
+        elif isinstance(value, tuple):
             small[field.name] = tuple(min(size, largest) for size in value)
         else:
             small[field.name] = min(value, largest)

@@ -14,13 +14,19 @@ import flax.linen as nn
 from memjax.errors import ConfigError
 from memjax.layers.engram import Engram, EngramConfig
 from memjax.layers.memory import PLACES, MemoryConfig, TableSpec
+from memjax.layers.memory_plus import MemoryPlus, MemoryPlusConfig
+from memjax.layers.peer import Peer, PeerConfig
 from memjax.layers.precision import Dtypes
 from memjax.ops.ngram_layout import NgramLayout
 from memjax.parallel.row_sharding import RowSharding
 
-Memory: TypeAlias = EngramConfig
+Memory: TypeAlias = EngramConfig | MemoryPlusConfig | PeerConfig
 
-KINDS: Mapping[type[MemoryConfig], type[nn.Module]] = {EngramConfig: Engram}
+KINDS: Mapping[type[MemoryConfig], type[nn.Module]] = {
+    EngramConfig: Engram,
+    MemoryPlusConfig: MemoryPlus,
+    PeerConfig: Peer,
+}
 
 
 class Placed(NamedTuple):
