@@ -33,7 +33,7 @@ from memjax.layers.slot_read import (
     select_slots,
 )
 from memjax.layers.sub_keys import sub_keys
-from memjax.layers.table import check_table_size
+from memjax.layers.table import MAX_ROWS
 from memjax.ops.product_keys import (
     check_half_selection,
     dot_scores,
@@ -112,8 +112,13 @@ class PeerConfig(MemoryConfig):
             check_half_selection(
                 self.half_k, self.k, self.n_sub_keys, "memories.half_k"
             )
-        if self.separate_tables:
-            check_table_size("memories.n_sub_keys^2 * n_heads", self.n_rows)
+        if self.separate_tables and self.n_rows > MAX_ROWS:
+            raise ConfigError(
+                "memories.separate_tables",
+                True,
+                f"False for {self.n_heads} heads of {self.n_sub_keys}^2 experts: tables "
+                f"have at most {MAX_ROWS} rows (32-bit ids)",
+            )
         check_rates(self, "expert_dropout")
         check_std(self, "table_std")
 
