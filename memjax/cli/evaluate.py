@@ -1,15 +1,19 @@
-"""`memjax eval`: bits per byte of a run on a held-out part.
+"""`memjax eval`: bits per byte of a run on a held-out part, and what its memories do.
 
-What: scores valid at any time; scores test once, on purpose, and records it.
+What: scores valid at any time; scores test once, on purpose, and records it; on request
+    measures the usage and trust of the memories.
 Why: valid steers choices; a test figure looked at often is one more valid figure.
 When not: while training; the loop evaluates valid by itself.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from memjax.cli.arguments import (
     File,
@@ -25,6 +29,7 @@ from memjax.errors import CheckpointError
 from memjax.experiment import config_hash, load_experiment
 from memjax.experiment.cells import RESULT_FILE, read_result
 from memjax.experiment.definition import CONFIG_FILE, write_json
+from memjax.report.memory import memory_text
 from memjax.report.results import results_table
 
 
@@ -33,7 +38,8 @@ class Eval:
     """Bits per byte of a run, every byte of the part scored once.
 
     Test is scored by an explicit --split test, only of finished runs, and recorded in
-    the run's result.json; asked again, the recorded figure is printed.
+    the run's result.json; asked again, the recorded figure is printed. With --memory,
+    also tables of how its memories are used and trusted.
     """
 
     file: File
@@ -45,6 +51,13 @@ class Eval:
     valid); all its cells must be finished."""
     again: Flag = False
     """Score test again although it was scored."""
+    memory: Flag = False
+    """Measure the memories as well: usage of slots, gates, loss with and without them
+    by gate and by n-gram frequency, collisions, the gradient's division."""
+    order: int = 3
+    """With --memory: length of the n-grams whose frequency in train is looked up."""
+    json: Annotated[str | None, tyro.conf.arg(metavar="OUT")] = None
+    """Also write the figures to this JSON file."""
     run_dir: OptionalDir = None
     """Folder of the run, or of the sweep's runs."""
     debug: Flag = False
@@ -65,7 +78,11 @@ def run(argv: Sequence[str]) -> int:
     from memjax.train.noise import quiet_libraries
 
     quiet_libraries()
+    if command.order != 3 and not command.memory:
+        raise UsageError("--order belongs to --memory")
     if command.sweep:
+        if command.memory or command.json is not None:
+            raise UsageError("--memory and --json are for one run, not for a --sweep")
         sweep = resolve_sweep(command.file, **given)
         for run_dir in selected_runs(sweep):
             scores = score(run_dir, command.split, again=command.again)
@@ -82,7 +99,24 @@ def run(argv: Sequence[str]) -> int:
         )
     scores = score(target.run_dir, command.split, again=command.again)
     print(results_table(scores, split=command.split))
+    if command.memory:
+        from memjax.run import measure_memory
+
+        measured = measure_memory(target.run_dir, command.split, order=command.order)
+        print("\n" + memory_text(measured))
+        scores = {**scores, "memory": measured}
+    if command.json is not None:
+        write_json(command.json, _without_nan(scores))
     return 0
+
+
+def _without_nan(plain: Any) -> Any:
+    """Undefined numbers as null: JSON has no other word for them."""
+    if isinstance(plain, dict):
+        return {key: _without_nan(value) for key, value in plain.items()}
+    if isinstance(plain, list):
+        return [_without_nan(value) for value in plain]
+    return None if isinstance(plain, float) and not math.isfinite(plain) else plain
 
 
 def score(run_dir: Path, split: str, *, again: bool = False) -> dict[str, Any]:

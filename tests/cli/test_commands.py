@@ -1,6 +1,7 @@
 """Each command on a tiny real run: what it prints, writes and refuses."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -76,6 +77,54 @@ def test_eval_valid_equals_training_and_test_is_recorded_once(memjax, finished):
     memjax("eval", finished, "--split", "test", "--again")
     twice = json.loads((finished / "result.json").read_text())
     assert len(twice["test_scored"]) == 2 and twice["test_bpb"] == scored["test_bpb"]
+
+
+def test_eval_memory_prints_tables_and_writes_only_what_it_is_asked_to(
+    memjax, finished, tmp_path
+):
+    """The figures of the tables are those of the JSON; the run is left as it was."""
+
+    def files():
+        paths = (path for path in finished.rglob("*") if path.is_file())
+        return {path: path.read_bytes() for path in paths}
+
+    before = files()
+    out = tmp_path / "out.json"
+    outcome = memjax("eval", finished, "--memory", "--order", "2", "--json", out)
+    assert outcome.code == 0, outcome.err
+    assert files() == before
+    found = json.loads(out.read_text())
+    measured = found["memory"]
+    assert measured["split"] == "valid" and measured["step"] == 3
+    loss = measured["loss"]
+    # One byte a token, and one part.
+    assert loss["nats"] / math.log(2) == pytest.approx(found["valid_bpb"], rel=1e-5)
+    memory = measured["memories"]["layer_0"]
+    assert len(memory["collisions"]) == 2
+    assert (
+        sum(bucket["n_tokens"] for bucket in memory["gate"]["buckets"])
+        == (loss["n_tokens"])
+    )
+    parts = measured["gradient_share"]
+    whole = parts["backbone"] + parts["memory"] + parts["tables"]
+    assert whole == pytest.approx(1) and parts["tables"] > 0
+    for text in (
+        "this run",
+        f"{loss['nats']:.4f}",
+        "loss by gate of layer_0",
+        "2-gram stands in train",
+        f"{memory['collisions'][1]['expected_shared_frac']:.4f}",
+    ):
+        assert text in outcome.out, text
+
+
+def test_eval_memory_refuses_what_it_cannot_measure(memjax, trained, tiny_file):
+    outcome = memjax("eval", trained, "--memory", "--order", "0")
+    assert outcome.code == 1 and "order = 0 is not allowed" in outcome.err
+    outcome = memjax("eval", trained, "--order", "2")
+    assert outcome.code == 2 and "--order belongs to --memory" in outcome.err
+    outcome = memjax("eval", tiny_file, "--sweep", "--memory")
+    assert outcome.code == 2 and "not for a --sweep" in outcome.err
 
 
 def test_a_rerun_keeps_the_test_score_of_the_same_step(tmp_path):

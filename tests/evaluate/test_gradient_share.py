@@ -5,7 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from memjax.build import Parts
 from memjax.evaluate.gradient_share import kind_of, make_gradient_share
+from memjax.experiment import Experiment
+from memjax.layers.engram import EngramConfig
+from memjax.models.config import ModelConfig
 from memjax.ops.row_gradient import RowGradient
 
 
@@ -53,6 +57,31 @@ def test_parts_of_literal_gradients_add_up_to_one():
     for name, part in parts.items():
         assert found[name] == pytest.approx(part)
     assert np.isnan([share(0.0, 3.0)[name] for name in parts]).all()
+
+
+def test_both_table_modes_divide_the_gradient_alike():
+    """Rows that tokens share are added up before they are squared."""
+    found = {}
+    batch = {
+        "tokens": jnp.array([[1, 2, 1, 2, 1, 2]]),
+        "targets": jnp.array([[2, 1, 2, 1, 2, 3]]),
+        "segments": jnp.ones((1, 6), jnp.int32),
+        "positions": jnp.arange(6)[None],
+        "weights": jnp.ones((1, 6)),
+    }
+    for mode in ("dense", "rows"):
+        memory = EngramConfig(
+            layers=(0,), n_heads=1, rows_per_head=5, row_width=4, table_mode=mode
+        )
+        model = ModelConfig(
+            n_layers=1, d_model=8, n_heads=2, n_kv_heads=2, d_ff=8, memories=(memory,)
+        )
+        parts = Parts(Experiment(name="share", model=model))
+        params = jax.jit(parts.init_params)(jax.random.key(0))
+        found[mode] = make_gradient_share(parts.gradients)(params, batch)
+    assert found["dense"]["tables"] > 1e-4
+    want = {name: pytest.approx(x, rel=1e-4) for name, x in found["dense"].items()}
+    assert found["rows"] == want
 
 
 def test_a_model_with_state_hands_a_tuple():
