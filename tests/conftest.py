@@ -1,7 +1,7 @@
 """Settings shared by every test.
 
-What: eight simulated CPU devices, quick compilation, the `--golden-root` option, one
-hypothesis profile.
+What: eight simulated CPU devices, quick compilation, folders of tests on several cores,
+the `--golden-root` option, one hypothesis profile.
 Why: the number of devices must be chosen before a jax backend starts; tests compile
 thousands of small programs and run each a few times.
 When not: fixtures that only one folder needs stand in that folder's conftest.
@@ -10,6 +10,7 @@ When not: fixtures that only one folder needs stand in that folder's conftest.
 import gc
 import os
 import platform
+from pathlib import Path
 
 import jax
 import pytest
@@ -26,6 +27,8 @@ if platform.machine() in ("x86_64", "AMD64"):
 if jax.__version_info__ < (0, 11):
     os.environ["XLA_FLAGS"] = " ".join([*_QUICK, os.environ.get("XLA_FLAGS", "")])
 
+_MOST_PROCESSES = 4  # each holds one to three gigabytes
+
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
 
@@ -33,6 +36,22 @@ settings.register_profile(
     "memjax", deadline=None, max_examples=25, derandomize=True, database=None
 )
 settings.load_profile("memjax")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """A folder's files share the cores (pytest-xdist); `-n 0` is one process.
+
+    A single file is quicker without the start of more processes, and so it is left
+    alone, as are a debugger and the processes that were started here.
+    """
+    option = config.option
+    if hasattr(config, "workerinput") or option.usepdb or option.collectonly:
+        return
+    folders = [Path(argument) for argument in config.args if Path(argument).is_dir()]
+    if folders and getattr(option, "numprocesses", 0) is None:
+        option.numprocesses = min(os.cpu_count() or 1, _MOST_PROCESSES)
+        option.dist = "loadfile"
 
 
 def pytest_collection_finish() -> None:
