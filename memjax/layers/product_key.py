@@ -99,7 +99,7 @@ class ProductKeyMemory(nn.Module):
             self.dtypes,
             self.sharding,
         )
-        scores = self.score(self.queries(x_BTD, mask_BT, train), train)
+        scores = self.score(self.queries(x_BTD, mask_BT, train), d_model, train)
         if config.k is None:
             read_BTE = self._read_all(tables["table"], scores, mask_BT, train)
         else:
@@ -130,8 +130,8 @@ class ProductKeyMemory(nn.Module):
         network = QueryNetwork(
             kind=config.query,
             n_heads=config.n_heads,
-            key_width=config.key_width,
-            hidden=config.query_hidden,
+            key_width=config.query_width(x_BTD.shape[-1]),
+            hidden=config.hidden_sizes,
             use_bias=config.query_bias,
             init_rule=config.query_init,
             norm=config.query_norm,
@@ -149,14 +149,14 @@ class ProductKeyMemory(nn.Module):
             q_BTHXC = half_l2_normalize(q_BTHXC.astype(wide))
         return q_BTHXC
 
-    def score(self, q_BTHXC: Array, train: bool) -> Array:
+    def score(self, q_BTHXC: Array, d_model: int, train: bool) -> Array:
         """Scores [B, T, H, X, N] of all (sub-)keys, with their noise."""
         config = self.config
         options: dict[str, Any] = dict(
             n_heads=config.n_heads,
-            key_width=config.key_width,
+            key_width=config.query_width(d_model),
             init=config.key_init,
-            std=config.key_deviation,
+            std=config.key_deviation(d_model),
             normalized=config.key_normalized,
             shared=config.key_shared,
             learned=config.key_learned,
@@ -237,7 +237,7 @@ class ProductKeyMemory(nn.Module):
         """int32 [H, S]: from the variable where it was given, else from the seed."""
         config = self.config
         if self.has_variable(CONSTANTS, "permutations"):
-            return self.get_variable(CONSTANTS, "permutations")
+            return jnp.asarray(self.get_variable(CONSTANTS, "permutations"))
         # RandomState promises the same numbers for ever.
         random = np.random.RandomState(config.permutation_seed)
         orders = [random.permutation(config.n_slots) for _ in range(config.n_heads)]

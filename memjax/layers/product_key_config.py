@@ -31,7 +31,7 @@ class ProductKeyConfig(MemoryConfig):
 
     Attributes:
         n_sub_keys: sub-keys N of each half, N * N slots. With `flat`: keys, one a slot.
-        key_width: width of a whole key; even, unless `flat`.
+        key_width: width Q of a whole key; even, unless `flat`. None: the stream's.
         n_heads: heads H; each searches for itself, and their reads are summed.
         k: slots K read by a head. It may exceed N. None: all slots, without a search,
             by a matrix product with the table; the scores of the heads are then summed
@@ -40,7 +40,7 @@ class ProductKeyConfig(MemoryConfig):
         flat: one key a slot instead of product keys (1907.05242, the baseline).
         value_width: width of a read; None: that of the stream.
 
-        query, query_hidden, query_bias, query_init, query_norm, query_learned: `kind`,
+        query, hidden_sizes, query_bias, query_init, query_norm, query_learned: `kind`,
             `hidden`, `use_bias`, `init_rule`, `norm` and `learned` of `QueryNetwork`.
             query_norm = "batch" looks across time and sequences while training.
         normalize_query: each half of a query (with `flat` the whole) gets length 1.
@@ -50,8 +50,7 @@ class ProductKeyConfig(MemoryConfig):
 
         key_init, key_normalized, key_shared, key_learned: `init`, `normalized`,
             `shared` and `learned` of `sub_keys`.
-        key_std: of "normal" and "truncated_normal" keys; None: key_width^-1/2 *
-            init_scale.
+        key_std: of "normal" and "truncated_normal" keys; None: Q^-1/2 * init_scale.
 
         activation, over, temperature, subtract, normalize: as in `read_weights`.
 
@@ -86,13 +85,13 @@ class ProductKeyConfig(MemoryConfig):
     """
 
     n_sub_keys: int = 512
-    key_width: int = 256
+    key_width: int | None = 256
     n_heads: int = 4
     k: int | None = 32
     flat: bool = False
     value_width: int | None = None
     query: str = "linear"
-    query_hidden: tuple[int, ...] = ()
+    hidden_sizes: tuple[int, ...] = ()
     query_bias: bool = True
     query_init: str = "uniform"
     query_norm: str = "none"
@@ -127,7 +126,7 @@ class ProductKeyConfig(MemoryConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, {"n_sub_keys": 1, "n_heads": 1, "key_width": 1})
+        check_least(self, {"n_sub_keys": 1, "n_heads": 1})
         check_fields(
             self,
             {
@@ -165,10 +164,13 @@ class ProductKeyConfig(MemoryConfig):
         """Rows read per token."""
         return self.n_slots if self.k is None else self.k * self.n_heads
 
-    @property
-    def key_deviation(self) -> float:
+    def query_width(self, d_model: int) -> int:
+        """Width Q of a whole key in a model of width D."""
+        return d_model if self.key_width is None else self.key_width
+
+    def key_deviation(self, d_model: int) -> float:
         """Standard deviation of normal keys."""
-        default = self.init_scale * self.key_width**-0.5
+        default = self.init_scale * self.query_width(d_model) ** -0.5
         return default if self.key_std is None else self.key_std
 
     def row_width(self, d_model: int) -> int:
@@ -212,11 +214,13 @@ class ProductKeyConfig(MemoryConfig):
 
     def check_input_width(self, d_model: int) -> None:
         """As `check_width`, for a layer whose read may have another width."""
-        if self.query in ("identity", "shuffled") and self.key_width != d_model:
+        key_width = self.query_width(d_model)
+        self._check_key_width(key_width)
+        if self.query in ("identity", "shuffled") and key_width != d_model:
             raise ConfigError(
                 "memories.key_width",
-                self.key_width,
-                f"{d_model}, d_model, when query = {self.query!r}",
+                key_width,
+                f"None or {d_model}, d_model, when query = {self.query!r}",
             )
         blocks = 2**self.n_heads
         if self.query == "shuffled" and self.n_heads > 1 and d_model % blocks:
@@ -231,6 +235,15 @@ class ProductKeyConfig(MemoryConfig):
                 "memories.slice_values", True, f"heads that divide the width {width}"
             )
 
+    def _check_key_width(self, key_width: int) -> None:
+        halved = self.query == "per_head_half" or self.query_norm == "layer"
+        if key_width % 2 and (halved or not self.flat):
+            raise ConfigError(
+                "memories.key_width", key_width, "an even number, for two halves"
+            )
+        width = key_width if self.flat else key_width // 2
+        check_key_init(self.key_init, self.n_sub_keys, width)
+
     def _check_slots(self) -> None:
         if self.flat:
             check_table_size("memories.n_sub_keys", self.n_sub_keys)
@@ -241,10 +254,6 @@ class ProductKeyConfig(MemoryConfig):
                 raise ConfigError(
                     "memories.n_sub_keys", self.n_sub_keys, error.allowed
                 ) from None
-            if self.key_width % 2:
-                raise ConfigError(
-                    "memories.key_width", self.key_width, "an even number, two halves"
-                )
         if self.k is not None:
             check_least(self, {"k": 1})
             check_selection(self.k, self.n_slots, "memories.k")
@@ -262,15 +271,15 @@ class ProductKeyConfig(MemoryConfig):
             check_least(self, {"value_width": 1})
 
     def _check_query(self) -> None:
-        hidden = self.query_hidden
+        hidden = self.hidden_sizes
         if not isinstance(hidden, tuple) or any(
             not isinstance(m, int) or m < 1 for m in hidden
         ):
-            raise ConfigError("memories.query_hidden", hidden, "a tuple of widths >= 1")
+            raise ConfigError("memories.hidden_sizes", hidden, "a tuple of widths >= 1")
         layered = self.query in ("mlp", "per_head_half")
         if layered != bool(hidden):
             raise ConfigError(
-                "memories.query_hidden",
+                "memories.hidden_sizes",
                 hidden,
                 f"{'one width or more' if layered else '()'} when query = "
                 f"{self.query!r}",
@@ -288,15 +297,7 @@ class ProductKeyConfig(MemoryConfig):
                 False,
                 f"True when query = {self.query!r}, which has no parameters",
             )
-        halved = self.query == "per_head_half" or self.query_norm == "layer"
-        if halved and self.key_width % 2:
-            raise ConfigError(
-                "memories.key_width",
-                self.key_width,
-                "an even number when queries are made or normalised by halves",
-            )
-        alike = self.query == "identity" and self.key_shared and self.n_heads > 1
-        if alike:
+        if self.query == "identity" and self.key_shared and self.n_heads > 1:
             raise ConfigError(
                 "memories.key_shared",
                 True,
@@ -304,8 +305,9 @@ class ProductKeyConfig(MemoryConfig):
             )
 
     def _check_initial_values(self) -> None:
-        width = self.key_width if self.flat else self.key_width // 2
-        check_key_init(self.key_init, self.n_sub_keys, width)
+        if self.key_width is not None:
+            check_least(self, {"key_width": 1})
+            self._check_key_width(self.key_width)
         if self.key_std is not None and self.key_init not in _NORMAL_KEYS:
             raise ConfigError(
                 "memories.key_std",

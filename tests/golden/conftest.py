@@ -20,7 +20,7 @@ from tests.golden.case import Case, Manifest
 from tests.golden.families import NOT_BUILT
 
 _HERE = Path(__file__).parent
-_DEFAULT_ROOT = _HERE / "engram"
+DEFAULT_ROOTS = (_HERE / "engram", _HERE / "product_keys")
 _LISTED = pytest.StashKey[list[Case]]()
 _RUN = pytest.StashKey[list[Case]]()
 
@@ -105,7 +105,7 @@ def _is_float64(case: Case) -> bool:
 
 def _roots(config: pytest.Config) -> list[Path]:
     given = config.getoption("golden_root")
-    return [Path(root).resolve() for root in given or [_DEFAULT_ROOT]]
+    return [Path(root).resolve() for root in given or DEFAULT_ROOTS]
 
 
 def _name(case: Case) -> str:

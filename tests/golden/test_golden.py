@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from tests.golden.case import Case, Manifest, Settings
+from tests.golden.conftest import DEFAULT_ROOTS
 from tests.golden.families import BUILT, NOT_BUILT, run
-
-_HERE = Path(__file__).parent / "engram"
 
 
 def test_recorded_case(case: Case, request: pytest.FixtureRequest) -> None:
@@ -37,9 +36,15 @@ def test_every_case_of_a_manifest_is_run_or_listed(
     assert sorted(run_names + listed_names) == sorted(Manifest(root).entries)
 
 
-def test_every_file_here_stands_in_the_manifest() -> None:
-    names = {path.name for path in _HERE.iterdir()}
-    assert names - {"manifest.json"} == set(Manifest(_HERE).entries)
+@pytest.mark.parametrize("folder", DEFAULT_ROOTS, ids=lambda folder: folder.name)
+def test_every_file_here_stands_in_the_manifest(folder: Path) -> None:
+    names = {path.name for path in folder.iterdir()}
+    assert names - {"manifest.json"} == set(Manifest(folder).entries)
+
+
+def test_every_folder_of_recorded_numbers_is_run_by_default() -> None:
+    folders = {path.parent for path in Path(__file__).parent.glob("*/manifest.json")}
+    assert folders == set(DEFAULT_ROOTS)
 
 
 def test_no_family_is_both_built_and_not() -> None:
@@ -59,7 +64,7 @@ def _folder(tmp_path: Path, source: Case, **changes: object) -> Case:
     return Manifest(tmp_path).case(name)
 
 
-_LAYOUT = Manifest(_HERE).case("layout_toy.json")
+_LAYOUT = Manifest(DEFAULT_ROOTS[0]).case("layout_toy.json")
 
 
 def test_a_case_runs_by_its_settings_not_its_name(tmp_path: Path) -> None:
