@@ -2,10 +2,10 @@
 
     memjax train experiments/peer.py
 
-The quickstart's backbone, data and steps. Block 1 has, beside its feed-forward, 64 x 64
-experts (arXiv:2407.04153): 2 heads read 8 each, weighed by a softmax over the head. Both
-tables are trained by rows with Adam at a rate of their own. Cost: about 5 minutes on 2
-CPU cores.
+The quickstart's backbone, data and steps. Block 1 has, beside its feed-forward, 64 x
+64 experts (arXiv:2407.04153): 2 heads read 8 each, weighed by a softmax over the head.
+Both tables are trained by rows with Adam at a rate of their own. Cost: about 5 minutes
+on 2 CPU cores.
 """
 
 from dataclasses import replace

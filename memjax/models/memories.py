@@ -17,13 +17,16 @@ from memjax.layers.memory import PLACES, MemoryConfig, TableSpec
 from memjax.layers.memory_plus import MemoryPlus, MemoryPlusConfig
 from memjax.layers.peer import Peer, PeerConfig
 from memjax.layers.precision import Dtypes
+from memjax.layers.product_key import ProductKeyMemory
+from memjax.layers.product_key_config import ProductKeyConfig
 from memjax.ops.ngram_layout import NgramLayout
 from memjax.parallel.row_sharding import RowSharding
 
-Memory: TypeAlias = EngramConfig | MemoryPlusConfig | PeerConfig
+Memory: TypeAlias = EngramConfig | ProductKeyConfig | MemoryPlusConfig | PeerConfig
 
 KINDS: Mapping[type[MemoryConfig], type[nn.Module]] = {
     EngramConfig: Engram,
+    ProductKeyConfig: ProductKeyMemory,
     MemoryPlusConfig: MemoryPlus,
     PeerConfig: Peer,
 }

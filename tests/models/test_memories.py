@@ -13,6 +13,7 @@ from memjax.layers.engram import EngramConfig
 from memjax.layers.memory import PLACES
 from memjax.layers.memory_plus import MemoryPlusConfig
 from memjax.layers.peer import PeerConfig
+from memjax.layers.product_key_config import ProductKeyConfig
 from memjax.layers.row_grad import value_and_row_grad
 from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel, table_reads
@@ -25,6 +26,7 @@ from tests.models.parameters import filled
 KEYS = {"n_sub_keys": 5, "key_width": 4, "n_heads": 2, "k": 3}
 SMALL = {
     "engram": EngramConfig(n_heads=2, rows_per_head=53, row_width=4),
+    "product_key": ProductKeyConfig(**KEYS),
     "memory_plus": MemoryPlusConfig(**KEYS),
     "peer": PeerConfig(**KEYS),
 }
