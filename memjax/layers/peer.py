@@ -116,8 +116,8 @@ class PeerConfig(MemoryConfig):
             raise ConfigError(
                 "memories.separate_tables",
                 True,
-                f"False for {self.n_heads} heads of {self.n_sub_keys}^2 experts: tables "
-                f"have at most {MAX_ROWS} rows (32-bit ids)",
+                f"False for {self.n_heads} heads of {self.n_sub_keys}^2 experts: "
+                f"tables have at most {MAX_ROWS} rows (32-bit ids)",
             )
         check_rates(self, "expert_dropout")
         check_std(self, "table_std")
