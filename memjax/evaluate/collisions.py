@@ -38,7 +38,7 @@ class CollisionCounter:
             `ngram_counts.ngram_keys`.
 
     Cost: host; per order a sort of the n-grams and (16 + 4 H) bytes for each distinct
-        one. A million byte tokens with 2 orders of 8 heads take about half a second.
+        one. A million byte tokens with 2 orders of 8 heads take one or two seconds.
     """
 
     def __init__(self, layout: NgramLayout) -> None:
