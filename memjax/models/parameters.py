@@ -5,6 +5,7 @@ Why: groups follow from the model, so a model without memory has no empty group.
 When not: renaming groups is the user's label rules, in the optimizer's config.
 """
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -44,9 +45,14 @@ def labels(params: Any) -> Any:
             return "frozen"
         if names[-1] == "table" or names[-1].endswith("_table"):
             return "table"
-        return _LABELS.get(names[-1], "vector")
+        return _LABELS.get(_kind(names[-1]), "vector")
 
     return jax.tree_util.tree_map_with_path(label, params)
+
+
+def _kind(name: str) -> str:
+    """The name of a leaf without its number: kernel_0 is a kernel."""
+    return re.sub(r"_\d+$", "", name)
 
 
 @lru_cache(maxsize=64)
@@ -144,7 +150,7 @@ def cost(config: ModelConfig, context: int) -> ModelCost:
     is_table = [kind == "table" for kind in kinds]
     names = [str(path[-1].key) for path, _ in jax.tree.leaves_with_path(params)]
     multiplied = sum(
-        n for n, name in zip(sizes, names, strict=True) if name in _MULTIPLIED
+        n for n, name in zip(sizes, names, strict=True) if _kind(name) in _MULTIPLIED
     )
     reads = table_reads(config).values()
     multiplied += sum(read.rows * read.width for read in reads if read.weighed)
