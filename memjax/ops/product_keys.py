@@ -166,7 +166,8 @@ def product_key_search(
     -inf is a legal score (an excluded sub-key) and comes last; a selected slot of score
     -inf fills up the k, weighs 0, and is any one of those. A NaN (of either sign) or a
     +inf among the half scores or the selected sums of a head of a token makes all k
-    scores of that head and token NaN, with slots in range; others are untouched.
+    scores of that head and token NaN, with slots in range (0 to k - 1, unless only a
+    sum overflowed); others are untouched.
 
     Raises:
         ConfigError: k outside 1..N * N, half_k not as above, or N * N slots do not fit
