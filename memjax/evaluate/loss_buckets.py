@@ -97,7 +97,7 @@ def gate_buckets(
         chosen = known[group == number]
         low, high = float(gates_P[chosen].min()), float(gates_P[chosen].max())
         losses = mean_losses(chosen, nats_P, nats_without_P)
-        name = f"{low:.4f} to {high:.4f}"
+        name = f"{low:.3g} to {high:.3g}"
         found.append({"bucket": name, "low": low, "high": high, **losses})
     return found
 

@@ -111,7 +111,9 @@ def memory_text(measured: Mapping[str, Any], *, markdown: bool = False) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Four digits of a fraction; nothing for what is undefined."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    """Four decimals, more for what they would hide; nothing for what is undefined."""
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    if math.isnan(value):
         return ""
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.1e}"

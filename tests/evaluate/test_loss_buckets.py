@@ -22,7 +22,7 @@ def test_a_literal_table_of_gates():
     nats = np.array([1.0, 4.0, 2.0, 2.0])
     without = np.array([3.0, 3.0, 2.0, 4.0])
     low, high = gate_buckets(gates, nats, without, 2)
-    assert (low["bucket"], high["bucket"]) == ("0.1000 to 0.2000", "0.8000 to 0.9000")
+    assert (low["bucket"], high["bucket"]) == ("0.1 to 0.2", "0.8 to 0.9")
     wanted = {"n_tokens": 2, "share": 0.5, "nats": 3.0, "nats_without": 2.5}
     assert {name: low[name] for name in wanted} == wanted
     assert (low["gain"], high["gain"]) == (-0.5, 2.0)
