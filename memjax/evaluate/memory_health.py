@@ -66,17 +66,20 @@ def make_health(
         loss_fn: (params, batch, key, drop_memory=bool) -> (summed nats, {"weight"}).
 
     Returns:
-        Metrics, `<name>/layer_<i>` where they belong to a block and
-        `<name>/layer_<i>/memory_<j>` where it has several memories: those of `usage`;
-        collision_frac; gate_q05, gate_q50, gate_q95; of memories that select slots
-        non_finite_scores and, of all heads together, slot_used_pct, slot_kl_w,
+        Metrics, `<name>/layer_<i>` where they belong to a block, and
+        `<name>/layer_<i>/memory_<j>` where that block has several memories.
+        Of hashed memories: those of `usage`, and collision_frac.
+        Of memories that select slots, all heads together: slot_used_pct, slot_kl_w,
         slot_gini_w, slot_top90_w and the same unweighted (`usage.usage_metrics`; left
-        out where undefined); attention_rms, feed_forward_rms,
-        memory_rms and stream_rms (see `layers.block.Block`); and over the model
-        memory_share, the tables' part of all parameters; backbone_grad_norm and
-        backbone_grad_norm_without_memory, norms of the gradient of the mean loss with
-        respect to every parameter but tables, with the memory in place and with every
-        gate at 0.
+        out where undefined).
+        Of every memory: gate_q05, gate_q50, gate_q95 of its gate, and what it records
+        as one number (non_finite_scores, losses of fast weights).
+        Of every block: attention_rms, feed_forward_rms, memory_rms (by the name of the
+        memory) and stream_rms; see `layers.block.Block`.
+        Of the model: memory_share, the tables' part of all parameters;
+        backbone_grad_norm and backbone_grad_norm_without_memory, norms of the gradient
+        of the mean loss with respect to every parameter but tables, with the memory in
+        place and with every gate at 0.
 
     Cost: two forward and backward passes over the batch and a pass on the host.
     """
@@ -105,8 +108,9 @@ def make_health(
             if "slots" in records:
                 weights = records["weights"].astype(jnp.float32)
                 reads[memory] = (records["slots"], weights)
-            if "non_finite_scores" in records:
-                found[f"non_finite_scores/{memory}"] = records["non_finite_scores"]
+            for name, value in records.items():
+                if value.ndim == 0:
+                    found[f"{name}/{memory}"] = value
         return found, reads
 
     gradient_norms = make_backbone_norms(config, loss_fn)

@@ -39,6 +39,7 @@ from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel
 
 Batch = dict[str, Any]
+RECORDS = ("gate", "slots", "weights", "non_finite_scores")
 
 
 def measure(
@@ -113,10 +114,10 @@ def _forward(model: LanguageModel) -> Callable[[Any, Batch], dict[str, Any]]:
     def forward(params: Any, batch: Batch) -> dict[str, Any]:
         logits_BTV, metrics = apply_recording(model, params, batch)
         without_BTV, _ = apply_recording(model, params, batch, drop_memory=True)
-        found = memory_records(metrics, model.config)
-        for memory in found.values():
-            for name in set(memory) & {"gate", "weights"}:
-                memory[name] = memory[name].astype(jnp.float32)
+        found = {
+            memory: {name: _plain(values[name]) for name in RECORDS if name in values}
+            for memory, values in memory_records(metrics, model.config).items()
+        }
         return {
             "nats": token_nats(logits_BTV, batch["targets"]),
             "nats_without": token_nats(without_BTV, batch["targets"]),
@@ -124,6 +125,11 @@ def _forward(model: LanguageModel) -> Callable[[Any, Batch], dict[str, Any]]:
         }
 
     return forward
+
+
+def _plain(value: Array) -> Array:
+    """In a dtype that numpy knows."""
+    return value.astype(jnp.float32) if value.dtype == jnp.bfloat16 else value
 
 
 class _Scored:

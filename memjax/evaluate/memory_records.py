@@ -21,7 +21,6 @@ from memjax.models.memories import hashed, placed
 from memjax.models.parameters import split_variables
 from memjax.ops.ngram_layout import NgramLayout
 
-RECORDS = ("gate", "slots", "weights", "non_finite_scores")
 _MODULE = re.compile(r"memory(_\d+)?")
 
 
@@ -58,7 +57,7 @@ def memory_name(layer: int, module: str) -> str:
 
 
 def memory_records(metrics: Any, config: ModelConfig) -> dict[str, dict[str, Array]]:
-    """{memory: {record: value}}, records being those of RECORDS that it has.
+    """{memory: {record: value}} of all that the memories recorded themselves.
 
     A memory goes by its block, as `memory_name` says; that of the head counts as block
     n_layers. Works inside jit.
@@ -67,7 +66,7 @@ def memory_records(metrics: Any, config: ModelConfig) -> dict[str, dict[str, Arr
     for path, value in jax.tree_util.tree_leaves_with_path(metrics):
         names = [str(part.key) for part in path]
         modules = [name for name in names[:-1] if _MODULE.fullmatch(name)]
-        if names[-1] in RECORDS and modules:
+        if modules:
             in_block = names[0].startswith("block_")
             layer = int(names[0].split("_")[1]) if in_block else config.n_layers
             found.setdefault(memory_name(layer, modules[0]), {})[names[-1]] = value

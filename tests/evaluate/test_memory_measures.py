@@ -22,9 +22,8 @@ from memjax.evaluate.memory_health import make_health
 from memjax.evaluate.memory_measures import measure
 from memjax.evaluate.memory_records import hashed_layouts, slot_tables
 from memjax.layers.engram import EngramConfig
-from memjax.layers.peer import Peer, PeerConfig
+from memjax.layers.peer import PeerConfig
 from memjax.layers.record import METRICS
-from memjax.models import memories
 from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel
 from memjax.models.parameters import merge_variables
@@ -77,17 +76,9 @@ def losses(model, params, batch, **options):
 
 @pytest.fixture(scope="module")
 def model():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memories, "KINDS", {**memories.KINDS, PeerConfig: Peer})
-        config = ModelConfig(
-            n_layers=1,
-            d_model=8,
-            n_heads=2,
-            n_kv_heads=2,
-            d_ff=8,
-            memories=(HASHED, EXPERTS),
-        )
-        yield LanguageModel(config)
+    options = {"d_model": 8, "n_heads": 2, "n_kv_heads": 2, "d_ff": 8}
+    config = ModelConfig(n_layers=1, memories=(HASHED, EXPERTS), **options)
+    return LanguageModel(config)
 
 
 @pytest.fixture(scope="module")
