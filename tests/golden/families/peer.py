@@ -10,6 +10,7 @@ from tests.golden.case import Case
 from tests.golden.families.fwd import dtypes_of
 from tests.golden.families.memory_reads import Tree, array, check_read, reproduce
 
+_GELU = "GELU (exact erf form)"
 _LINEAR = "to_queries.0.weight"
 _PARAMS = {"keys", "weight_down_embed.weight", "weight_up_embed.weight", _LINEAR}
 _ARRAYS = {"x", "grad_out", "out", "grad.x", "indices", "raw_scores", "scores"}
@@ -17,7 +18,8 @@ _ARRAYS = {"x", "grad_out", "out", "grad.x", "indices", "raw_scores", "scores"}
 
 def run(case: Case) -> None:
     settings = case.settings
-    settings.take("activation", one_of=("GELU (exact erf form)",))
+    settings.take("activation", default=_GELU, one_of=(_GELU,))
+    settings.take("dropout", default=0.0, one_of=(0.0,))
     d_model, n_experts = settings.take("dim"), settings.take("num_experts")
     assert case.data["x"].shape[-1] == d_model
     k = settings.take("num_experts_per_head")
