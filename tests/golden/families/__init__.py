@@ -14,6 +14,7 @@ from tests.golden.families import (
     fnv,
     fwd_demo,
     fwd_v41,
+    fwpkm,
     gate,
     hash_ids,
     layout,
@@ -37,6 +38,7 @@ BUILT: Mapping[str, Callable[[Case], None]] = {
     "fwd": _forward,
     "alg1": alg1.run,
     "meta": meta.run,
+    "fwpkm": fwpkm.run,
     "peer": peer.run,
     "usage": usage.run,
     "xlm": xlm.run,
@@ -49,7 +51,6 @@ NOT_BUILT: tuple[str, ...] = (
     "normalizer",
     "fp8",
     "mhc",
-    "fwpkm",
     "knnlm",
 )
 
