@@ -17,7 +17,9 @@ import numpy as np
 import optax
 from jax import Array
 
-from memjax.build import Evaluator, Parts, check_memory
+from memjax.build.evaluator import Evaluator
+from memjax.build.parts import Parts
+from memjax.build.sizes import check_memory
 from memjax.data.pipeline import eval_batches, prepare, train_batches
 from memjax.data.tokenizer import load_tokenizer
 from memjax.errors import CheckpointError, ConfigError

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from memjax.build import Parts
+from memjax.build.parts import Parts
 from memjax.experiment import Experiment
 from memjax.layers.engram import EngramConfig
 from memjax.layers.precision import PrecisionConfig

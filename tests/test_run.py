@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import pytest
 
-from memjax import build
+from memjax.build.sizes import describe
 from memjax.data.config import CorpusConfig, DataConfig
 from memjax.data.pipeline import prepare
 from memjax.data.prepare import prepare_text
@@ -259,7 +259,7 @@ def test_an_unwritable_run_folder_is_one_line(experiment, tmp_path):
 
 
 def test_describe_counts_what_training_makes(trained, experiment):
-    described = build.describe(experiment)
+    described = describe(experiment)
     _, params, _ = load_run(trained[0])
     sizes = [x.size for x in jax.tree.leaves(params)]
     assert described["params_dense"] + described["params_table"] == sum(sizes)

@@ -41,9 +41,9 @@ def run(argv: Sequence[str]) -> int:
     target = resolve(
         command.file, scale=command.scale, debug=command.debug, overrides=overrides
     )
-    from memjax import build
+    from memjax.build.sizes import describe
 
-    description = build.describe(target.experiment)
+    description = describe(target.experiment)
     if command.json:
         plain = {"config": to_dict(target.experiment), "description": description}
         print(json.dumps(plain, indent=2))

@@ -50,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
         debug=command.debug,
         overrides=overrides,
     )
-    from memjax.build import describe
+    from memjax.build.sizes import describe
     from memjax.run import sample, train
     from memjax.train.noise import quiet_libraries
 

@@ -62,13 +62,13 @@ def hashed(memory: Memory) -> bool:
 
 def shared_tables(
     memories: tuple[Memory, ...], d_model: int
-) -> dict[str, tuple[MemoryConfig, dict[str, TableSpec]]]:
+) -> dict[str, tuple[Memory, dict[str, TableSpec]]]:
     """{name: (a memory that reads it, its tables)} of the tables that are shared.
 
     Raises:
         ConfigError: two memories ask for different tables under one name.
     """
-    found: dict[str, tuple[MemoryConfig, dict[str, TableSpec]]] = {}
+    found: dict[str, tuple[Memory, dict[str, TableSpec]]] = {}
     for i, memory in enumerate(memories):
         name = memory.shared_table
         if name is None:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memjax.build import Parts
+from memjax.build.parts import Parts
 from memjax.evaluate.gradient_share import kind_of, make_gradient_share
 from memjax.experiment import Experiment
 from memjax.layers.engram import EngramConfig

@@ -27,7 +27,8 @@ def build(config, d_model=6, n_tokens=9, dtypes=FLOAT32):
 
 def read(module, params, hidden, rows, **options):
     """The branch alone."""
-    return module.apply({"params": params}, hidden, rows, method=Engram.branch, **options)
+    options["method"] = Engram.branch
+    return module.apply({"params": params}, hidden, rows, **options)
 
 
 @pytest.mark.parametrize("form", ["demo", "v41"])
@@ -189,3 +190,8 @@ def test_initialisers_follow_the_config():
     _, params, _, _ = build(dataclasses.replace(BASE, conv_init="uniform"))
     assert 0.015 < np.std(params["table"]) < 0.025
     assert 0.3 < np.abs(params["conv"]).max() <= 0.5
+
+
+def test_a_hashed_table_is_not_shared():
+    with pytest.raises(ConfigError, match="memories.shared_table = 'pool'"):
+        dataclasses.replace(BASE, shared_table="pool")

@@ -1,13 +1,10 @@
-"""From an experiment to its functions: the only place where all floors meet.
+"""The functions of an experiment: model, loss, labels, fingerprint.
 
-What: `Parts` (model, loss, labels, fingerprint), `Evaluator`, `describe`.
+What: `Parts`, which makes each of them when it is first asked for.
 Why: the floors below are handed functions and do not know each other.
 When not: starting a run is `memjax.run`; notebooks call ops, layers and transforms.
 """
 
-import itertools
-import math
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,10 +14,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from memjax.data.pipeline import eval_batches
 from memjax.data.tokenizer import load_tokenizer
-from memjax.errors import ConfigError
-from memjax.evaluate.bits_per_byte import make_scorer, score, token_nats
+from memjax.evaluate.bits_per_byte import token_nats
 from memjax.experiment import Experiment
 from memjax.layers.row_grad import value_and_row_grad
 from memjax.layers.table import READS, TABLES
@@ -28,19 +23,16 @@ from memjax.models.language_model import LanguageModel, layouts, table_reads
 from memjax.models.parameters import (
     STATE,
     abstract_params,
-    cost,
     labels,
     merge_variables,
     row_tables,
     split_variables,
     state_collections,
 )
-from memjax.ops.rows import value_dtype
-from memjax.optim.build import build_optimizer
 from memjax.optim.build_tables import build_table_optimizer, check_table_settings
 from memjax.optim.ema import ema_params, init_ema, update_ema
 from memjax.optim.labels import apply_label_rules, path_name
-from memjax.parallel.mesh import data_reader, global_batch, replicated
+from memjax.parallel.mesh import replicated
 from memjax.parallel.row_sharding import Division, RowSharding
 from memjax.train.model_state import ModelState
 from memjax.train.state import Ema
@@ -293,112 +285,3 @@ def _summed_nats(
 
 def _is_spec(leaf: Any) -> bool:
     return isinstance(leaf, PartitionSpec)
-
-
-def describe(experiment: Experiment) -> dict[str, Any]:
-    """Sizes, shapes and costs of an experiment, as plain data. Touches no device."""
-    parts = Parts(experiment)
-    sizes = cost(experiment.model, experiment.data.context)
-    leaves = jax.tree_util.tree_leaves_with_path(parts.abstract)
-    return {
-        "params_dense": sizes.dense_params,
-        "params_table": sizes.table_params,
-        "bytes_dense": sizes.dense_bytes,
-        "bytes_table": sizes.table_bytes,
-        "flops_per_token": sizes.flops_per_token,
-        "table_bytes_per_token": sizes.table_bytes_per_token,
-        "tokens_per_step": experiment.data.batch_size * experiment.data.context,
-        "n_steps": experiment.train.n_steps,
-        "shapes": {
-            jax.tree_util.keystr(path, simple=True, separator="/"): {
-                "shape": list(leaf.shape),
-                "dtype": str(value_dtype(leaf)),
-                "label": label,
-            }
-            for (path, leaf), label in zip(
-                leaves, jax.tree.leaves(parts.labels), strict=True
-            )
-        },
-    }
-
-
-def check_memory(experiment: Experiment) -> None:
-    """Raise ConfigError when parameters, gradients and momenta cannot fit in memory.
-
-    Counted: each parameter, its gradient and the optimizer's state; against the memory
-    of a device, or of this machine for a CPU. Only what is certain not to fit is
-    refused; activations are not counted.
-    """
-    parts = Parts(experiment)
-    sizes = cost(experiment.model, experiment.data.context)
-    transform = build_optimizer(
-        experiment.optim, parts.dense_labels, experiment.train.n_steps
-    )
-    dense, tables = parts.split(parts.abstract)
-    state = jax.tree.leaves(jax.eval_shape(transform.init, dense))
-    needed = 2 * (sizes.table_bytes + sizes.dense_bytes)
-    if parts.tables is not None:
-        # Tables by rows have no gradient of their size.
-        needed -= sum(
-            math.prod(leaf.shape) * leaf.dtype.itemsize
-            for leaf in jax.tree.leaves(tables)
-        )
-        state += jax.tree.leaves(jax.eval_shape(parts.tables.init, tables))
-    needed += sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in state)
-    available = _memory_bytes()
-    if available is not None and needed > available:
-        raise ConfigError(
-            "model.memories",
-            f"{sizes.table_params} table parameters",
-            f"training needs at least {needed} bytes ({sizes.table_bytes} of them the "
-            f"tables) and {available} are there; use fewer or narrower rows, or "
-            "precision.tables = 'bfloat16'",
-        )
-
-
-def _memory_bytes() -> int | None:
-    device = jax.local_devices()[0]
-    if device.platform == "cpu":
-        if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
-            return None
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    stats = device.memory_stats() or {}
-    return stats.get("bytes_limit")
-
-
-class Evaluator:
-    """Held-out bits per byte of one split; called with parameters.
-
-    Attributes:
-        bytes_per_token: bytes of the split per scored target.
-    """
-
-    def __init__(self, parts: Parts, split: str, mesh: Any, prepared: Any) -> None:
-        reader, n_readers = data_reader(mesh)
-        self._batches = eval_batches(
-            parts.experiment.data,
-            split,
-            reader=reader,
-            n_readers=n_readers,
-            prepared=prepared,
-        )
-        self._mesh = mesh
-        self._scorer = make_scorer(parts.logits)
-        self.bytes_per_token = self._batches.n_bytes / self._batches.n_targets
-
-    def __call__(self, params: Any, max_batches: int | None = None) -> dict[str, float]:
-        """{"bpb": all parts together, "bpb/PART": each}; max_batches is per part."""
-        found: dict[str, float] = {}
-        nats, n_bytes = 0.0, 0.0
-        for name in self._batches.names:
-            part = self._batches.part(name)
-            placed = (
-                global_batch(self._mesh, batch)
-                for batch in itertools.islice(part, max_batches)
-            )
-            scored = score(self._scorer, params, placed)
-            bytes_per_token = part.n_bytes / part.n_targets
-            found[f"bpb/{name}"] = scored.bpb(bytes_per_token)
-            nats += scored.nats
-            n_bytes += scored.n_tokens * bytes_per_token
-        return {"bpb": nats / (math.log(2) * n_bytes), **found}

@@ -1,0 +1,1 @@
+"""From an experiment to its functions: the only floor where all others meet."""
