@@ -54,6 +54,7 @@ class ProductKeyMemory(nn.Module):
 
     Cost per token: 2 * H * N * C for the scores (H * S * key_width with flat keys), the
     two top-k of every head, and H * K rows. k = None costs S * W instead of the search.
+    A permutation_seed puts H * S integers into the compiled program.
 
     Sources: facebookresearch/XLM (arXiv:1907.05242), lucidrains/product-key-memory,
     RobertCsordas/moe (arXiv:2310.10837). Differs: equal scores take the lowest slot;
@@ -230,8 +231,11 @@ class ProductKeyMemory(nn.Module):
         self._count_non_finite(scores_BT1S, mask_BT)
         weights_BT1S = self.weigh(scores_BT1S)
         weights_BT1S = self._dropped("weight_dropout", weights_BT1S, train)
-        wide_RW = table.stored.astype(weights_BT1S.dtype)
-        return weights_BT1S[..., 0, :] @ wide_RW
+        return jnp.matmul(
+            weights_BT1S[..., 0, :],
+            table.stored.astype(weights_BT1S.dtype),
+            precision=jax.lax.Precision.HIGHEST,
+        )
 
     def _permutations(self) -> Array:
         """int32 [H, S]: from the variable where it was given, else from the seed."""
