@@ -31,6 +31,7 @@ _MOST_PROCESSES = 4  # each holds one to three gigabytes
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # processes that tests start
 
 settings.register_profile(
     "memjax", deadline=None, max_examples=25, derandomize=True, database=None
@@ -49,8 +50,10 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or option.usepdb or option.collectonly:
         return
     folders = [Path(argument) for argument in config.args if Path(argument).is_dir()]
-    if folders and getattr(option, "numprocesses", 0) is None:
-        option.numprocesses = min(os.cpu_count() or 1, _MOST_PROCESSES)
+    n_processes = min(os.cpu_count() or 1, _MOST_PROCESSES)
+    given = getattr(option, "numprocesses", 0)  # 0: there is no such plugin
+    if folders and n_processes > 1 and given is None:
+        option.numprocesses = n_processes
         option.dist = "loadfile"
 
 
