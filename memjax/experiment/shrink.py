@@ -25,7 +25,7 @@ _LARGEST = {
     "k": 4,
     "value_width": 16,
     "hidden_sizes": 16,
-    "chunk_size": 8,
+    "chunk": 8,
     "modulo_rows": 16,
     "half_k": 4,
 }

@@ -13,6 +13,8 @@ import flax.linen as nn
 
 from memjax.errors import ConfigError
 from memjax.layers.engram import Engram, EngramConfig
+from memjax.layers.fast_weight import FastWeightMemory
+from memjax.layers.fast_weight_config import FastWeightConfig
 from memjax.layers.memory import PLACES, MemoryConfig, TableSpec
 from memjax.layers.memory_plus import MemoryPlus, MemoryPlusConfig
 from memjax.layers.peer import Peer, PeerConfig
@@ -22,13 +24,16 @@ from memjax.layers.product_key_config import ProductKeyConfig
 from memjax.ops.ngram_layout import NgramLayout
 from memjax.parallel.row_sharding import RowSharding
 
-Memory: TypeAlias = EngramConfig | ProductKeyConfig | MemoryPlusConfig | PeerConfig
+Memory: TypeAlias = (
+    EngramConfig | ProductKeyConfig | MemoryPlusConfig | PeerConfig | FastWeightConfig
+)
 
 KINDS: Mapping[type[MemoryConfig], type[nn.Module]] = {
     EngramConfig: Engram,
     ProductKeyConfig: ProductKeyMemory,
     MemoryPlusConfig: MemoryPlus,
     PeerConfig: Peer,
+    FastWeightConfig: FastWeightMemory,
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from memjax.errors import ConfigError
 from memjax.layers.engram import EngramConfig
+from memjax.layers.fast_weight_config import FastWeightConfig
 from memjax.layers.memory import PLACES
 from memjax.layers.memory_plus import MemoryPlusConfig
 from memjax.layers.peer import PeerConfig
@@ -29,6 +30,7 @@ SMALL = {
     "product_key": ProductKeyConfig(**KEYS),
     "memory_plus": MemoryPlusConfig(**KEYS),
     "peer": PeerConfig(**KEYS),
+    "fast_weight": FastWeightConfig(**KEYS, value_width=6, chunk=2),
 }
 BASE = ModelConfig(
     vocab_size=17, n_layers=3, d_model=16, n_heads=2, n_kv_heads=2, d_ff=12
