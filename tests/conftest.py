@@ -11,6 +11,7 @@ import gc
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -28,6 +29,7 @@ if jax.__version_info__ < (0, 11):
     os.environ["XLA_FLAGS"] = " ".join([*_QUICK, os.environ.get("XLA_FLAGS", "")])
 
 _MOST_PROCESSES = 4  # each holds one to three gigabytes
+_RECORDED = pytest.StashKey[str]()
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
@@ -55,6 +57,22 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if folders and n_processes > 1 and given is None:
         option.numprocesses = n_processes
         option.dist = "loadfile"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Every worker has collected all cases and counts them alike."""
+    line = getattr(node, "workeroutput", {}).get("recorded numbers")
+    if line is not None:
+        node.config.stash[_RECORDED] = line
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if _RECORDED in config.stash:
+        terminalreporter.section("recorded numbers")
+        terminalreporter.write_line(config.stash[_RECORDED])
 
 
 def pytest_collection_finish() -> None:

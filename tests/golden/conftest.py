@@ -79,13 +79,23 @@ def float64_errors(request: pytest.FixtureRequest) -> dict[tuple[Path, str], str
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    if _RUN not in config.stash:
-        return
+    if _RUN in config.stash:
+        terminalreporter.section("recorded numbers")
+        terminalreporter.write_line(_summary(config))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist hands its line to tests/conftest.py, which prints it."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None and _RUN in session.config.stash:
+        output["recorded numbers"] = _summary(session.config)
+
+
+def _summary(config: pytest.Config) -> str:
     n_run, listed = len(config.stash[_RUN]), config.stash[_LISTED]
     families = Counter(case.family for case in listed)
     names = ", ".join(f"{name} {n}" for name, n in families.items()) or "none"
-    terminalreporter.section("recorded numbers")
-    terminalreporter.write_line(
+    return (
         f"{n_run} cases with a test + {len(listed)} of families not yet built "
         f"({names}) = {n_run + len(listed)} in "
         + ", ".join(str(root / "manifest.json") for root in _roots(config))
