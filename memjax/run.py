@@ -27,6 +27,7 @@ from memjax.evaluate.generate import generate
 from memjax.evaluate.memory_health import make_health
 from memjax.evaluate.memory_measures import measure
 from memjax.experiment import Experiment, config_hash, load_experiment, to_dict
+from memjax.models.memories import carried_state
 from memjax.models.parameters import cost
 from memjax.optim.build import build_optimizer, schedules
 from memjax.optim.labels import group_norms
@@ -113,6 +114,7 @@ def train(
             model_state=parts.model_state,
             group_norms=lambda tree: group_norms(tree, parts.dense_labels),
             health_fn=lambda state, batch: health(state.params, batch),
+            notes=carried_state(experiment.model.memories),
         )
     summary: dict[str, Any] = {"stopped_by": result.stopped_by, "steps": result.step}
     if result.final is None:

@@ -118,6 +118,7 @@ def fit(
     group_norms: GroupNorms | None = None,
     health_fn: HealthFn | None = None,
     hooks: Sequence[Hook] = (),
+    notes: Sequence[str] = (),
 ) -> FitResult:
     """Train; resume when the run folder holds a checkpoint.
 
@@ -143,6 +144,7 @@ def fit(
         group_norms: tree -> {group: norm}.
         health_fn: (state, batch) -> scalars, called every `health_every` steps.
         hooks: further hooks, after the built-in ones.
+        notes: lines that the log of every start begins with.
 
     Raises:
         ConfigError: a mesh axis over which nothing is divided is larger than 1,
@@ -215,6 +217,8 @@ def fit(
             run.add(stack, MemoryHealth(health_fn, config.health_every, run.emit))
         for hook in hooks:
             run.add(stack, hook)
+        for note in notes:
+            run.message(note)
         if restored is not None:
             run.message(f"resumed at step {step} of {config.n_steps}")
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from memjax.errors import ConfigError
 from memjax.layers.engram import EngramConfig
@@ -22,6 +23,8 @@ from memjax.models.memories import KINDS
 from memjax.models.parameters import abstract_params, cost, labels, split_variables
 from memjax.ops.gates import COMBINE_MODES
 from memjax.ops.row_gradient import dense_gradient, unique_rows
+from memjax.parallel.mesh import MeshConfig, make_mesh
+from memjax.parallel.row_sharding import RowSharding
 from tests.models.parameters import filled
 
 KEYS = {"n_sub_keys": 5, "key_width": 4, "n_heads": 2, "k": 3}
@@ -228,3 +231,34 @@ def test_other_arrangements_take_product_keys(arrangement):
     assert np.abs(out - logits(config, params, TOKENS, drop_memory=True)).max() > 1e-4
     if arrangement == "probability":
         np.testing.assert_allclose(jnp.exp(out).sum(-1), 1, rtol=1e-5)
+
+
+@pytest.mark.multidevice
+@pytest.mark.parametrize("kind", ["product_key", "memory_plus"])
+def test_eight_devices_read_like_one(kind):
+    """Batch and table divided, batch statistics over the whole batch."""
+    options = {"query_norm": "batch"} if kind == "product_key" else {}
+    memory = dataclasses.replace(SMALL[kind], table_mode="rows", **options)
+    config = model_with(memory)
+    mesh = make_mesh(MeshConfig(data=2, table=4), jax.devices())
+    sharding = RowSharding(mesh)
+    tokens = jnp.concatenate([TOKENS, TOKENS[:, ::-1]])
+    segments = jnp.where(jnp.arange(10) < 7, 1, 0)[None].repeat(4, 0)
+
+    def forward(model, variables, tokens):
+        mutable = ["batch_stats"]
+        return model.apply(variables, tokens, segments, train=True, mutable=mutable)
+
+    whole = LanguageModel(config)
+    variables = whole.init(jax.random.key(0), tokens)
+    want = jax.jit(functools.partial(forward, whole))(variables, tokens)
+    table = variables["tables"]["block_1"]["memory"]["table"]
+    padded = jnp.pad(table, [(0, 28 - 25), (0, 0)])
+    placed = jax.device_put(padded, NamedSharding(mesh, sharding.spec))
+    divided = variables | {"tables": {"block_1": {"memory": {"table": placed}}}}
+    spread = jax.device_put(tokens, NamedSharding(mesh, PartitionSpec("data")))
+    model = LanguageModel(config, sharding)
+    got = jax.jit(functools.partial(forward, model))(divided, spread)
+    assert bool(want[1]) == (kind == "product_key")
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
