@@ -11,18 +11,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from memjax.data.config import CorpusConfig, DataConfig
     from memjax.errors import ConfigError, MemjaxError
+    from memjax.evaluate.usage import UsageCounter
     from memjax.experiment import Experiment, load_experiment
     from memjax.layers.engram import Engram, EngramConfig
+    from memjax.layers.fast_weight import FastWeightMemory
+    from memjax.layers.fast_weight_config import FastWeightConfig
+    from memjax.layers.memory import MemoryInputs
+    from memjax.layers.memory_plus import MemoryPlus, MemoryPlusConfig
+    from memjax.layers.peer import Peer, PeerConfig
     from memjax.layers.precision import PrecisionConfig
+    from memjax.layers.product_key import ProductKeyMemory
+    from memjax.layers.product_key_config import ProductKeyConfig
     from memjax.layers.row_grad import value_and_row_grad
     from memjax.layers.table import Table, ValueTable, declare_table
     from memjax.models.config import ModelConfig
     from memjax.models.language_model import LanguageModel
     from memjax.ops.embedding_bag import embedding_bag, gather_rows
+    from memjax.ops.fast_weight_documents import fast_weight_documents
     from memjax.ops.gates import combine, signed_sqrt_gate
     from memjax.ops.look_back import next_history
     from memjax.ops.ngram_hash import host_ngram_rows, ngram_rows
     from memjax.ops.ngram_layout import NgramLayout, ngram_layouts
+    from memjax.ops.product_keys import distance_scores, dot_scores, product_key_search
+    from memjax.ops.read_weights import read_weights
     from memjax.ops.row_gradient import RowGradient, unique_rows
     from memjax.ops.short_conv import short_conv
     from memjax.ops.sinkhorn import sinkhorn_balance
@@ -47,13 +58,22 @@ _HOMES = {
     "Engram": "layers.engram",
     "EngramConfig": "layers.engram",
     "Experiment": "experiment",
+    "FastWeightConfig": "layers.fast_weight_config",
+    "FastWeightMemory": "layers.fast_weight",
     "LanguageModel": "models.language_model",
     "MemjaxError": "errors",
+    "MemoryInputs": "layers.memory",
+    "MemoryPlus": "layers.memory_plus",
+    "MemoryPlusConfig": "layers.memory_plus",
     "MeshConfig": "parallel.mesh",
     "ModelConfig": "models.config",
     "NgramLayout": "ops.ngram_layout",
     "OptimConfig": "optim.config",
+    "Peer": "layers.peer",
+    "PeerConfig": "layers.peer",
     "PrecisionConfig": "layers.precision",
+    "ProductKeyConfig": "layers.product_key_config",
+    "ProductKeyMemory": "layers.product_key",
     "RowGradient": "ops.row_gradient",
     "RowSharding": "parallel.row_sharding",
     "RowWriter": "optim.row_write",
@@ -61,18 +81,24 @@ _HOMES = {
     "TableGroup": "optim.tables",
     "TableOptimizer": "optim.table_optimizer",
     "TrainConfig": "train.config",
+    "UsageCounter": "evaluate.usage",
     "ValueTable": "layers.table",
     "apply_updates": "optim.tables",
     "build_optimizer": "optim.build",
     "combine": "ops.gates",
     "declare_table": "layers.table",
+    "distance_scores": "ops.product_keys",
+    "dot_scores": "ops.product_keys",
     "embedding_bag": "ops.embedding_bag",
+    "fast_weight_documents": "ops.fast_weight_documents",
     "gather_rows": "ops.embedding_bag",
     "host_ngram_rows": "ops.ngram_hash",
     "load_experiment": "experiment",
     "next_history": "ops.look_back",
     "ngram_layouts": "ops.ngram_layout",
     "ngram_rows": "ops.ngram_hash",
+    "product_key_search": "ops.product_keys",
+    "read_weights": "ops.read_weights",
     "rowwise": "optim.table_optimizer",
     "scale_by_sinkhorn_momentum": "optim.sinkhorn_momentum",
     "short_conv": "ops.short_conv",
@@ -92,13 +118,22 @@ __all__ = [
     "Engram",
     "EngramConfig",
     "Experiment",
+    "FastWeightConfig",
+    "FastWeightMemory",
     "LanguageModel",
     "MemjaxError",
+    "MemoryInputs",
+    "MemoryPlus",
+    "MemoryPlusConfig",
     "MeshConfig",
     "ModelConfig",
     "NgramLayout",
     "OptimConfig",
+    "Peer",
+    "PeerConfig",
     "PrecisionConfig",
+    "ProductKeyConfig",
+    "ProductKeyMemory",
     "RowGradient",
     "RowSharding",
     "RowWriter",
@@ -106,18 +141,24 @@ __all__ = [
     "TableGroup",
     "TableOptimizer",
     "TrainConfig",
+    "UsageCounter",
     "ValueTable",
     "apply_updates",
     "build_optimizer",
     "combine",
     "declare_table",
+    "distance_scores",
+    "dot_scores",
     "embedding_bag",
+    "fast_weight_documents",
     "gather_rows",
     "host_ngram_rows",
     "load_experiment",
     "next_history",
     "ngram_layouts",
     "ngram_rows",
+    "product_key_search",
+    "read_weights",
     "rowwise",
     "scale_by_sinkhorn_momentum",
     "short_conv",
