@@ -53,11 +53,12 @@ class FastWeightOptions:
             none.
         values_only: False: the memory loss also moves the sub-keys.
         rule: "reference": the step of a value is K * H times the gradient, which
-            overshoots where the weights of a token are peaked (factor
-            1 - K * H * sum w^2 on its error). "contractive": divided by the sum of w^2
-            of the token instead. Then no chunk can make the errors of its own tokens
-            grow, in the square sum weighted by gate / sum w^2, for gates and rates up
-            to 1, and a token alone on its slots is stored exactly.
+            overshoots where the weights of a token are peaked (a token alone on its
+            slots has its error times 1 - rho * K * H * sum w^2). "contractive": divided
+            by the sum of w^2 of the token instead, and no rho. While the sub-keys stand
+            still, no chunk can then make the errors of its own tokens grow, in the sum
+            of gate * error^2 / sum w^2, for gates and rates up to 1, and a token alone
+            on its slots is stored exactly.
     """
 
     k: int = 8
@@ -225,7 +226,8 @@ def write_chunk(
     A chunk of L tokens or fewer has no pairs: values then only decay. Differentiable in
     all floats, without truncation.
 
-    Source: arXiv:2601.00671, released code; spec of the rescaling in docs.
+    Source: arXiv:2601.00671 eqs. 13-18, rescaled as in its released code. The rule
+    "contractive" is ours.
     """
     n_batch, n_tokens = target_BcW.shape[:2]
     n_pairs = max(n_tokens - options.lookahead, 0)
