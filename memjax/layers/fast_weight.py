@@ -68,7 +68,7 @@ class FastWeightMemory(nn.Module):
 
     Source: arXiv:2601.00671 and its released code. Differs: the state is explicit and,
     unless asked otherwise, one for each document; gains are stored as they are, not
-    less 1; a value without variance is 0 and not NaN.
+    less 1.
     """
 
     config: FastWeightConfig
