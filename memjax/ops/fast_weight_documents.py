@@ -119,6 +119,7 @@ def advance(
     stand anywhere and changes nothing.
 
     Args, returns, errors: as `fast_weight_documents`; and the new state.
+    Cost: two reads of every token; where no row completes a chunk, nothing is written.
     """
     check_memory(initial, options)
     check_tokens(initial, q, v, gate, None)
@@ -126,10 +127,14 @@ def advance(
     if state.segment.shape != q.shape[:1]:
         raise ShapeError("state", state.segment.shape, q.shape[:1])
     tokens = _tokens(initial, q, v, gate)
-    row = partial(_row, initial, 0, options=options)
-    out, trace, after = jax.vmap(row)(state, tokens, segments_BT)
-    assert after is not None
-    return out, trace, after
+
+    def rows(writes: bool) -> Any:
+        return jax.vmap(partial(_row, initial, 0, options=options, writes=writes))
+
+    # Most single tokens complete no chunk; the write is then left out.
+    n_tokens_B = state.count + jnp.sum(segments_BT > 0, axis=1)
+    some = jnp.any(n_tokens_B >= options.chunk)
+    return lax.cond(some, rows(True), rows(False), state, tokens, segments_BT)
 
 
 def finish(
@@ -161,8 +166,12 @@ def _row(
     segments_T: Array,
     *,
     options: FastWeightOptions,
+    writes: bool = True,
 ) -> tuple[Array, DocumentTrace, DocumentState | None]:
-    """One row: pending tokens and piece in one line, then its chunks in order."""
+    """One row: pending tokens and piece in one line, then its chunks in order.
+
+    `writes` False: there are too few tokens for a whole chunk.
+    """
     reads = _first_reads(initial, state, tokens[0], segments_T, options)
     line, segments_R = Tokens(*tokens, reads), segments_T
     if state is not None:
@@ -178,7 +187,10 @@ def _row(
         goes_on = jnp.zeros((), bool)
     else:
         memory, goes_on = state.memory, segments_R[0] == state.segment
-    reads, memory, trace = _chunks(initial, memory, goes_on, line, places, options)
+    if writes and places.starts_M.size:
+        reads, memory, trace = _chunks(initial, memory, goes_on, line, places, options)
+    else:
+        reads, trace = line.reads, _no_chunks(line, places, options)
     back_T = jnp.argsort(order_R)[-segments_T.size :]
     trace = trace._replace(reads=jax.tree.map(lambda x: x[back_T], reads))
     out = jnp.where(segments_T[:, None] > 0, trace.reads.out, 0)
@@ -225,11 +237,6 @@ def _chunks(
 ) -> tuple[Reads, Memory, DocumentTrace]:
     """Write every whole chunk, and read the tokens after it."""
     c, size = options.chunk, places.position_R.size
-    if places.starts_M.size == 0:
-        losses_MP = jnp.zeros((0, max(c - options.lookahead, 0)), line.v.dtype)
-        none_M = losses_MP.sum(axis=1)
-        trace = DocumentTrace(line.reads, losses_MP, none_M, none_M > 0)
-        return line.reads, memory, trace
 
     def step(carry: tuple[Memory, Reads], xs: Any) -> tuple[Any, Any]:
         memory, reads = carry
@@ -257,6 +264,15 @@ def _chunks(
         later,
     )
     return reads, memory, DocumentTrace(reads, losses, address, written)
+
+
+def _no_chunks(
+    line: Tokens, places: ChunkPlaces, options: FastWeightOptions
+) -> DocumentTrace:
+    n_chunks, n_pairs = places.starts_M.size, max(options.chunk - options.lookahead, 0)
+    losses_MP = jnp.zeros((n_chunks, n_pairs), line.v.dtype)
+    none_M = losses_MP.sum(axis=1)
+    return DocumentTrace(line.reads, losses_MP, none_M, none_M > 0)
 
 
 def _state_after(
