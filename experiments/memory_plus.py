@@ -32,7 +32,7 @@ def config() -> Experiment:
         shared_table="pool",
         table_mode="rows",
     )
-    optim = replace(base.optim, table_optimizer="lazy_adam", table_learning_rate=1e-3)
+    optim = replace(base.optim, table_optimizer="lazy_adam", table_learning_rate=1e-2)
     return replace(
         base,
         name="memory_plus",

@@ -29,7 +29,7 @@ def config() -> Experiment:
         k=8,
         table_mode="rows",
     )
-    optim = replace(base.optim, table_optimizer="lazy_adam", table_learning_rate=1e-3)
+    optim = replace(base.optim, table_optimizer="lazy_adam", table_learning_rate=1e-2)
     return replace(
         base,
         name="peer",

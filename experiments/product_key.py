@@ -32,7 +32,7 @@ def config() -> Experiment:
         query_norm="batch",
         table_mode="rows",
     )
-    optim = replace(base.optim, table_optimizer="lazy_adam", table_learning_rate=1e-3)
+    optim = replace(base.optim, table_optimizer="lazy_adam", table_learning_rate=1e-2)
     return replace(
         base,
         name="product_key",

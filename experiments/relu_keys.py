@@ -39,7 +39,7 @@ def memory(**options: object) -> ProductKeyConfig:
 def config() -> Experiment:
     """The quickstart with ReLU keys and Adam for the table."""
     base = load_experiment(QUICKSTART).experiment
-    optim = replace(base.optim, table_optimizer="adam", table_learning_rate=1e-3)
+    optim = replace(base.optim, table_optimizer="adam", table_learning_rate=1e-2)
     return replace(
         base,
         name="relu_keys",

@@ -17,6 +17,11 @@ in product keys:
     H heads          X the two halves    C width of a half    N sub-keys of a half
     S slots (N * N)  K slots of a read
 
+in fast weights, beside those:
+
+    c tokens of a chunk                  M chunks of a row    R tokens of a line
+    P pairs of a token and its target; in an overlay, places  N reads of a chunk
+
 and where tables are trained by rows, in `ops` and `optim`:
 
     N reads          K rows of a read    P (read, row) pairs  U unique rows

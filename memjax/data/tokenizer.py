@@ -2,7 +2,7 @@
 
 What: UTF-8 bytes as ids (no dependency), or a `tokenizers` JSON file.
 Why: both give the same interface, with one separator id and a fingerprint.
-When not: merging ids into classes for n-gram hashing is not done here.
+When not: merging ids into classes for n-gram hashing; see compressed_vocab.
 
 The separator is always an id of its own, one past the last id text can give, so that
 no text can forge the beginning of a document; its bytes are empty.
@@ -41,6 +41,10 @@ class Tokenizer(Protocol):
         """The bytes of some ids; DataError for an id outside the vocabulary."""
         ...
 
+    def name(self, token_id: int) -> str:
+        """How the vocabulary writes an id; "" for the separator."""
+        ...
+
 
 def _checked_ids(ids: Iterable[int], vocab_size: int) -> np.ndarray:
     array = np.asarray(
@@ -68,6 +72,10 @@ class ByteTokenizer:
     def decode(self, ids: Iterable[int]) -> bytes:
         array = _checked_ids(ids, self.vocab_size)
         return array[array != self.separator].astype(np.uint8).tobytes()
+
+    def name(self, token_id: int) -> str:
+        (checked,) = _checked_ids([token_id], self.vocab_size)
+        return "" if checked == self.separator else f"<0x{checked:02X}>"
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -138,6 +146,10 @@ class FileTokenizer:
         if self._alphabet is None:
             return self._library.decode(wanted, skip_special_tokens=False).encode()
         return b"".join(self._token_bytes(i, self._alphabet) for i in wanted)
+
+    def name(self, token_id: int) -> str:
+        (checked,) = _checked_ids([token_id], self.vocab_size)
+        return self._library.id_to_token(int(checked)) or ""
 
     def _token_bytes(self, token_id: int, alphabet: dict[str, int]) -> bytes:
         if token_id in self._added:

@@ -184,3 +184,15 @@ class FastWeightConfig(MemoryConfig):
         scores = self.n_heads * self.n_sub_keys * self.key_width
         rows = self.n_heads * self.k * self.value_width
         return 2 * ((reads + inner) * scores + (reads + 1) * rows)
+
+    @property
+    def inner_flops(self) -> int:
+        """`flops_per_token` without what parameters and weighed rows show already.
+
+        Those are one score of each sub-key (a shared memory's are no parameters) and
+        one read of each row.
+        """
+        scores = self.n_heads * self.n_sub_keys * self.key_width
+        shown = scores if self.state == "document" else 0
+        rows = self.n_heads * self.k * self.value_width
+        return self.flops_per_token - 2 * (shown + rows)

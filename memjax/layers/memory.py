@@ -95,6 +95,11 @@ class MemoryConfig:
         """{name: table} of the tables that one layer reads in a model of width D."""
         raise NotImplementedError(type(self).__name__)
 
+    @property
+    def inner_flops(self) -> int:
+        """FLOPs of a token's forward pass that its parameters and reads do not show."""
+        return 0
+
     def table_widths(self, d_model: int) -> dict[str, int]:
         """{name: width of a row} of the tables."""
         return {name: spec.width for name, spec in self.table_specs(d_model).items()}

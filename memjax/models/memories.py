@@ -68,9 +68,9 @@ def hashed(memory: Memory) -> bool:
 def carried_state(memories: tuple[Memory, ...]) -> list[str]:
     """A line for the log for each memory that carries what it read to later batches."""
     return [
-        f"model.memories.{i}.state = 'shared': its fast weights are carried from step to "
-        "step and mix the sequences of a batch, so scores depend on the order of the "
-        "data and on how it is batched"
+        f"model.memories.{i}.state = 'shared': its fast weights are carried from step "
+        "to step and mix the sequences of a batch, so scores depend on the order of "
+        "the data and on how it is batched"
         for i, memory in enumerate(memories)
         if isinstance(memory, FastWeightConfig) and memory.state == "shared"
     ]

@@ -43,11 +43,15 @@ def labels(params: Any) -> Any:
         names = [str(part.key) for part in path]
         if any(name.startswith(FIXED) for name in names):
             return "frozen"
-        if names[-1] == "table" or names[-1].endswith("_table"):
+        if _is_table(names[-1]):
             return "table"
         return _LABELS.get(_kind(names[-1]), "vector")
 
     return jax.tree_util.tree_map_with_path(label, params)
+
+
+def _is_table(name: str) -> bool:
+    return name == "table" or name.endswith("_table")
 
 
 def _kind(name: str) -> str:
@@ -144,20 +148,21 @@ def cost(config: ModelConfig, context: int) -> ModelCost:
     """Count parameters, bytes and arithmetic; see `ModelCost`. No device touched."""
     params = abstract_params(config)
     leaves = jax.tree.leaves(params)
-    kinds = jax.tree.leaves(labels(params))
     sizes = [int(np.prod(leaf.shape, dtype=np.int64)) for leaf in leaves]
     nbytes = [n * leaf.dtype.itemsize for n, leaf in zip(sizes, leaves, strict=True)]
-    is_table = [kind == "table" for kind in kinds]
     names = [str(path[-1].key) for path, _ in jax.tree.leaves_with_path(params)]
+    is_table = [_is_table(name) for name in names]
     multiplied = sum(
         n for n, name in zip(sizes, names, strict=True) if _kind(name) in _MULTIPLIED
     )
     reads = table_reads(config).values()
     multiplied += sum(read.rows * read.width for read in reads if read.weighed)
+    inner = sum(len(m.layers) * m.inner_flops for m in config.memories)
     heads = 1 + (config.arrangement == "probability")
     seen = min(context, config.window or context)
     pairs = seen - seen * (seen - 1) / (2 * context)
-    flops = 2 * multiplied + 2 * heads * config.vocab_size * config.d_model
+    flops = 2 * multiplied + inner
+    flops += 2 * heads * config.vocab_size * config.d_model
     flops += int(4 * config.n_layers * pairs * config.d_model)
     itemsize = jnp.dtype(config.precision.tables).itemsize
     per_token = itemsize * sum(read.rows * read.width for read in reads)

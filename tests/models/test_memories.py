@@ -262,3 +262,24 @@ def test_eight_devices_read_like_one(kind):
     assert bool(want[1]) == (kind == "product_key")
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_costs_count_the_arithmetic_inside_a_memory():
+    memory = dataclasses.replace(SMALL["fast_weight"], layers=(0, 2))
+    config = model_with(memory)
+    sizes = cost(config, context=10)
+    named = {"kernel", "keys"}
+    shown = sum(
+        2 * leaf.size
+        for path, leaf in jax.tree.leaves_with_path(abstract_params(config))
+        if str(path[-1].key) in named
+    )
+    head = 2 * BASE.vocab_size * BASE.d_model
+    attention = int(4 * 3 * (10 - 10 * 9 / 20) * 16)
+    scores, rows = 2 * 2 * 5 * 4 * 2, 2 * 2 * 3 * 6 * 2
+    inside = 2 * memory.flops_per_token - scores - rows
+    assert sizes.flops_per_token == shown + rows + inside + head + attention
+    fixed = dataclasses.replace(memory, initial="fixed")
+    both = cost(model_with(fixed), 10)
+    assert both.table_params == sizes.table_params == 2 * 25 * 6
+    assert both.dense_params == sizes.dense_params
