@@ -17,6 +17,10 @@ in product keys:
     H heads          X the two halves    C width of a half    N sub-keys of a half
     S slots (N * N)  K slots of a read
 
+in kNN, in `ops.knn` and `evaluate`:
+
+    N queries        K neighbours        S entries of the datastore
+
 in fast weights, beside those:
 
     c tokens of a chunk                  M chunks of a row    R tokens of a line

@@ -17,6 +17,7 @@ from tests.golden.families import (
     fwpkm,
     gate,
     hash_ids,
+    knnlm,
     layout,
     luc,
     meta,
@@ -44,6 +45,7 @@ BUILT: Mapping[str, Callable[[Case], None]] = {
     "xlm": xlm.run,
     "luc": luc.run,
     "csordas": csordas.run,
+    "knnlm": knnlm.run,
 }
 
 NOT_BUILT: tuple[str, ...] = (
@@ -51,7 +53,6 @@ NOT_BUILT: tuple[str, ...] = (
     "normalizer",
     "fp8",
     "mhc",
-    "knnlm",
 )
 
 
