@@ -30,6 +30,8 @@ and where tables are trained by rows, in `ops` and `optim`:
 
     N reads          K rows of a read    P (read, row) pairs  U unique rows
     B rows or pairs of one block         A slots of the buffer of active rows
+
+and in tables of 8-bit floats: B blocks of a row that share a scale
 """
 
 from collections.abc import Mapping
