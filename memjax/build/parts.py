@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from memjax.data.tokenizer import load_tokenizer
 from memjax.evaluate.bits_per_byte import token_nats
 from memjax.experiment import Experiment
+from memjax.layers.record import LOSSES
 from memjax.layers.row_grad import value_and_row_grad
 from memjax.layers.table import READS, TABLES
 from memjax.models.language_model import LanguageModel, layouts, table_reads
@@ -179,29 +180,36 @@ class Parts:
     def training_loss(
         self, params: Any, batch: dict[str, Array], key: Array
     ) -> tuple[Array, Any]:
-        """(nats, sums), or (nats, (sums, new state)) where the model has state."""
-        if self.model_state is None:
-            return self.loss(params, batch, key)
-        variables = split_variables(params, self.experiment.model)
-        nats, (_, aux) = self._stateful_loss(variables, batch, key)
-        return nats, aux
+        """(objective, sums), or (objective, (sums, new state)) where there is state.
 
-    def _stateful_loss(self, variables: Any, batch: Any, key: Array) -> Any:
-        """(nats, (what the forward pass returned beside the logits, aux))."""
+        The objective is the summed nats and, times the summed weight, the losses that
+        layers add. Then sums has both apart, as "nats" and "auxiliary_loss".
+        """
+        variables = split_variables(params, self.experiment.model)
+        objective, (_, aux) = self._objective(variables, batch, key)
+        return objective, aux
+
+    def _objective(self, variables: Any, batch: Any, key: Array) -> Any:
+        """(objective, (what the forward pass returned beside the logits, aux))."""
         logits_BTV, found = self._apply(
-            variables, batch, key, mutable=[READS, *self.state_collections]
+            variables, batch, key, mutable=[READS, LOSSES, *self.state_collections]
         )
         nats, sums = _summed_nats(logits_BTV, batch)
+        added = jax.tree.leaves(found.get(LOSSES, {}))
+        if added:
+            auxiliary = sums["weight"] * sum(jnp.sum(loss) for loss in added)
+            sums |= {"nats": nats, "auxiliary_loss": auxiliary}
+            nats = nats + auxiliary
         if self.model_state is None:
             return nats, (found, sums)
         held = {name: found[name] for name in self.state_collections}
         return nats, (found, (sums, jax.lax.stop_gradient(held)))
 
     def gradients(self, params: Any, batch: dict[str, Array], key: Array) -> Any:
-        """((nats, aux), (gradients of dense parameters, row gradients))."""
+        """((objective, aux), (gradients of dense parameters, row gradients))."""
         variables = split_variables(params, self.experiment.model)
         found, grads = value_and_row_grad(
-            lambda variables: self._stateful_loss(variables, batch, key), has_aux=True
+            lambda variables: self._objective(variables, batch, key), has_aux=True
         )(variables)
         return found, (grads.params, grads.tables)
 

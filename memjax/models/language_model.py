@@ -20,7 +20,7 @@ from memjax.layers.engram import EngramConfig
 from memjax.layers.memory import MemoryInputs, own_tables
 from memjax.layers.norm import RMSNorm
 from memjax.layers.precision import Dtypes
-from memjax.layers.record import METRICS
+from memjax.layers.record import LOSSES, METRICS
 from memjax.layers.table import Table
 from memjax.models.config import ModelConfig
 from memjax.models.memories import (
@@ -269,7 +269,7 @@ class LanguageModel(nn.Module):
 
         scanned = nn.scan(
             body,
-            variable_axes={"params": 0, METRICS: 0},
+            variable_axes={"params": 0, METRICS: 0, LOSSES: 0},
             split_rngs={"params": True, "dropout": True},
             length=length,
         )

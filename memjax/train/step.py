@@ -97,7 +97,7 @@ def _sums(
     sums = {name: jnp.asarray(x, jnp.float32) for name, x in aux.items()}
     if "weight" not in sums:
         raise TrainingError(f"loss_fn returned {sorted(sums)}, 'weight' is missing")
-    return _Found(grads, {**sums, "nats": nats.astype(jnp.float32)}, rows, held)
+    return _Found(grads, {"nats": nats.astype(jnp.float32), **sums}, rows, held)
 
 
 def _check_types(new: TrainState, old: TrainState) -> None:
@@ -128,7 +128,8 @@ def make_train_step(
 
     Args:
         loss_fn: (params, batch, key) -> (nats, aux): the summed loss in nats, float32,
-            and a dict of sums with at least "weight", the sum of the weights.
+            and a dict of sums with at least "weight", the sum of the weights. Where
+            more is minimised than the nats, aux has the nats alone as "nats".
         transform: an optax transformation, called with the parameters.
         accumulate_steps: micro-batches a step. The batch is cut, gradients are summed
             in float32, so the step equals the step of the whole batch. Keys differ per

@@ -200,3 +200,18 @@ def test_the_average_follows_the_parameters():
 def test_a_loss_without_weight_is_refused():
     with pytest.raises(TrainingError, match="'weight' is missing"):
         run_steps(1, loss_fn=lambda p, b, k: (jnp.sum(p["bias"]), {}))
+
+
+def test_what_is_minimised_beside_the_nats_is_reported_apart():
+    def with_penalty(params, batch, key):
+        nats, sums = toy.quiet_loss_fn(params, batch, key)
+        penalty = sums["weight"] * jnp.sum(params["bias"] ** 2)
+        return nats + penalty, sums | {"nats": nats, "auxiliary_loss": penalty}
+
+    plain, want, _ = run_steps(1)
+    state, metrics, _ = run_steps(1, loss_fn=with_penalty)
+    np.testing.assert_array_equal(metrics["loss"], want["loss"])
+    squares = np.sum(PARAMS["bias"] ** 2)
+    np.testing.assert_allclose(metrics["auxiliary_loss"], squares, rtol=1e-5)
+    moved = plain.params["bias"] - state.params["bias"]
+    np.testing.assert_allclose(moved, 0.1 * 2 * PARAMS["bias"], atol=1e-5)
