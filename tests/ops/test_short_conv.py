@@ -76,6 +76,15 @@ def test_a_packed_document_equals_the_document_alone():
     np.testing.assert_allclose(packed[:, 3:], alone, atol=1e-6)
 
 
+def test_p09_packed_documents():
+    """Tokens [5, 6, 7, 8], segments [1, 1, 2, 2], three taps, then padding."""
+    u = jnp.array([5.0, 6, 7, 8, 9])[None, :, None]
+    weight = jnp.array([[100.0], [10.0], [1.0]])
+    segments = jnp.array([[1, 1, 2, 2, 0]])
+    got = short_conv(u, weight, dilation=1, segments_BT=segments)
+    np.testing.assert_allclose(got[0, :4, 0], [5, 56, 7, 78], rtol=2e-3)
+
+
 def test_bfloat16_stays_and_bad_input_is_named():
     u = jnp.ones((1, 4, 2), jnp.bfloat16)
     assert short_conv(u, jnp.ones((2, 2), jnp.bfloat16), dilation=1).dtype == u.dtype
