@@ -77,12 +77,12 @@ def test_a_packed_document_equals_the_document_alone():
 
 
 def test_p09_packed_documents():
-    """Tokens [5, 6, 7, 8], segments [1, 1, 2, 2], three taps, then padding."""
-    u = jnp.array([5.0, 6, 7, 8, 9])[None, :, None]
+    """Inputs [50, 60, 70, 80], segments [1, 1, 2, 2], three taps, then padding."""
+    u = jnp.array([50.0, 60, 70, 80, 90])[None, :, None]
     weight = jnp.array([[100.0], [10.0], [1.0]])
     segments = jnp.array([[1, 1, 2, 2, 0]])
     got = short_conv(u, weight, dilation=1, segments_BT=segments)
-    np.testing.assert_allclose(got[0, :4, 0], [5, 56, 7, 78], rtol=2e-3)
+    np.testing.assert_allclose(got[0, :4, 0], [50, 560, 70, 780], rtol=1e-6)
 
 
 def test_bfloat16_stays_and_bad_input_is_named():
