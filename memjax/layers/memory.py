@@ -66,6 +66,8 @@ class MemoryConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.layers, tuple):
             raise ConfigError("memories.layers", self.layers, "a tuple such as (1,)")
+        if any(isinstance(n, bool) or not isinstance(n, int) for n in self.layers):
+            raise ConfigError("memories.layers", self.layers, "whole numbers")
         if not self.layers or list(self.layers) != sorted(set(self.layers)):
             raise ConfigError(
                 "memories.layers", self.layers, "ascending distinct layer indices"
@@ -86,7 +88,7 @@ class MemoryConfig:
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError("memories.dropout", self.dropout, "0 <= dropout < 1")
         name = self.shared_table
-        if name is not None and not _NAME.fullmatch(name):
+        if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
             raise ConfigError(
                 "memories.shared_table", name, "None or a name such as pool_1"
             )

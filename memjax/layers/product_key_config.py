@@ -21,6 +21,20 @@ from memjax.ops.read_weights import ACTIVATIONS, OVERS, SUBTRACTS
 VALUE_INITS = ("normal", "truncated_normal", "zeros")
 VALUE_FANS = ("width", "reads", "slots")
 _NORMAL_KEYS = ("normal", "truncated_normal")
+_FLAGS = (
+    "flat",
+    "query_bias",
+    "query_learned",
+    "normalize_query",
+    "detach_input",
+    "input_norm",
+    "key_normalized",
+    "key_shared",
+    "key_learned",
+    "normalize",
+    "slice_values",
+    "output_norm",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +153,7 @@ class ProductKeyConfig(MemoryConfig):
                 "subtract": SUBTRACTS,
                 "value_init": VALUE_INITS,
                 "value_fan": VALUE_FANS,
+                **dict.fromkeys(_FLAGS, (False, True)),
             },
         )
         check_gate(self, self.gate)
@@ -222,8 +237,9 @@ class ProductKeyConfig(MemoryConfig):
                 key_width,
                 f"None or {d_model}, d_model, when query = {self.query!r}",
             )
-        blocks = 2**self.n_heads
-        if self.query == "shuffled" and self.n_heads > 1 and d_model % blocks:
+        # A width of b bits has no more than b - 1 factors of two.
+        uneven = self.n_heads >= d_model.bit_length() or d_model % 2**self.n_heads
+        if self.query == "shuffled" and self.n_heads > 1 and uneven:
             raise ConfigError(
                 "memories.n_heads",
                 self.n_heads,
@@ -258,12 +274,12 @@ class ProductKeyConfig(MemoryConfig):
             check_least(self, {"k": 1})
             check_selection(self.k, self.n_slots, "memories.k")
         rows = self.modulo_rows
-        if rows is not None and not 1 <= rows <= self.n_slots:
+        if rows is not None and not (_whole(rows) and 1 <= rows <= self.n_slots):
             raise ConfigError(
                 "memories.modulo_rows", rows, f"None or 1 to {self.n_slots}, the slots"
             )
         seed = self.permutation_seed
-        if seed is not None and not 0 <= seed < 2**32:
+        if seed is not None and not (_whole(seed) and 0 <= seed < 2**32):
             raise ConfigError(
                 "memories.permutation_seed", seed, "None or a seed of 32 bits"
             )
@@ -272,9 +288,7 @@ class ProductKeyConfig(MemoryConfig):
 
     def _check_query(self) -> None:
         hidden = self.hidden_sizes
-        if not isinstance(hidden, tuple) or any(
-            not isinstance(m, int) or m < 1 for m in hidden
-        ):
+        if not isinstance(hidden, tuple) or any(not _whole(m) or m < 1 for m in hidden):
             raise ConfigError("memories.hidden_sizes", hidden, "a tuple of widths >= 1")
         layered = self.query in ("mlp", "per_head_half")
         if layered != bool(hidden):
@@ -366,3 +380,7 @@ class ProductKeyConfig(MemoryConfig):
                 raise ConfigError(
                     f"memories.{field}", value, f"{needed!r} when k = None (all slots)"
                 )
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

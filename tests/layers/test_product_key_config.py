@@ -219,6 +219,13 @@ def test_rows_and_reads():
         ({"permutation_seed": -1}, r"memories.permutation_seed = -1"),
         ({"modulo_rows": 0}, r"memories.modulo_rows = 0 .* 1 to 16"),
         ({"modulo_rows": 17}, r"memories.modulo_rows = 17 .* 1 to 16"),
+        ({"modulo_rows": 2.5}, r"memories.modulo_rows = 2.5 .* 1 to 16"),
+        ({"permutation_seed": True}, r"memories.permutation_seed = True"),
+        ({"hidden_sizes": (True,), "query": "mlp"}, r"memories.hidden_sizes"),
+        ({"flat": "yes"}, r"memories.flat = 'yes'"),
+        ({"layers": (True,)}, r"memories.layers = \(True,\) .* whole numbers"),
+        ({"layers": ("1",)}, r"memories.layers = \('1',\) .* whole numbers"),
+        ({"shared_table": 3}, r"memories.shared_table = 3"),
         ({"input_dropout": 1.0}, r"memories.input_dropout = 1.0"),
         ({"query_dropout": -0.1}, r"memories.query_dropout = -0.1"),
         ({"weight_dropout": float("nan")}, r"memories.weight_dropout = nan"),
@@ -261,3 +268,9 @@ def test_what_cannot_be_built_says_why(changes, message):
 def test_what_does_not_fit_the_stream_says_why(changes, d_model, message):
     with pytest.raises(ConfigError, match=message):
         dataclasses.replace(BASE, **changes).check_width(d_model)
+
+
+def test_as_many_heads_as_anyone_may_write_are_checked_without_their_power_of_two():
+    changed("n_heads", 10**20).check_width(D)
+    with pytest.raises(ConfigError, match=r"memories.n_heads = 10{20}"):
+        dataclasses.replace(changed("query", "shuffled"), n_heads=10**20).check_width(D)
