@@ -1,13 +1,13 @@
 """Runs: train, score and sample, each from an experiment or a run folder.
 
-What: `train`, `evaluate`, `measure_memory`, `sample`, and `load_run` for a look at the
-    parameters.
+What: `train`, `evaluate`, `evaluate_knn`, `measure_memory`, `sample`, and `load_run`
+    for a look at the parameters.
 Why: one function per command, usable from a notebook as well.
 When not: a loop of your own; hand `memjax.train.loop.fit` your functions.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ import optax
 from jax import Array
 
 from memjax.build.evaluator import Evaluator
+from memjax.build.knn import knn_scores
 from memjax.build.parts import Parts
 from memjax.build.sizes import check_memory
 from memjax.data.pipeline import eval_batches, prepare, train_batches
 from memjax.data.tokenizer import load_tokenizer
 from memjax.errors import CheckpointError, ConfigError
 from memjax.evaluate.generate import generate
+from memjax.evaluate.knn import KnnConfig
 from memjax.evaluate.memory_health import make_health
 from memjax.evaluate.memory_measures import measure
 from memjax.experiment import Experiment, config_hash, load_experiment, to_dict
@@ -42,6 +44,8 @@ from memjax.train.run_folder import (
     write_result,
 )
 from memjax.train.state import abstract_state
+
+DATASTORE_FOLDER = "datastore"
 
 # What a rerun in the same folder may change: it alters no number of the run. The mesh
 # is not among them, since sums over devices round differently.
@@ -182,6 +186,37 @@ def evaluate(
     data = parts.experiment.data
     found = Evaluator(parts, split, parts.mesh, prepare(data))(params)
     return {f"{split}_bpb": found["bpb"], split: _by_part(found), "step": step}
+
+
+def evaluate_knn(
+    run_dir: str | os.PathLike[str],
+    split: str = "valid",
+    step: int | None = None,
+    *,
+    config: KnnConfig | None = None,
+    rebuild: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Score a run's checkpoint mixed with the nearest neighbours in its training text.
+
+    Args:
+        run_dir, split, step: as in `evaluate`.
+        config: of the datastore and its use; None: the defaults.
+        rebuild, report: as in `memjax.build.knn.knn_scores`, which says what is
+            returned and raised, beside `split` and `step` and what `load_run` raises.
+    """
+    parts, params, step = load_run(run_dir, step)
+    found = knn_scores(
+        parts,
+        params,
+        step,
+        Path(run_dir) / DATASTORE_FOLDER,
+        split,
+        config=config or KnnConfig(),
+        rebuild=rebuild,
+        report=report,
+    )
+    return {"split": split, "step": step, **found}
 
 
 def measure_memory(

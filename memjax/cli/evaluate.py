@@ -1,11 +1,12 @@
 """`memjax eval`: bits per byte of a run on a held-out part, and what its memories do.
 
 What: scores valid at any time; scores test once, on purpose, and records it; on request
-    measures the usage and trust of the memories.
+    measures the usage and trust of the memories, or mixes in nearest neighbours.
 Why: valid steers choices; a test figure looked at often is one more valid figure.
 When not: while training; the loop evaluates valid by itself.
 """
 
+import functools
 import math
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from memjax.cli.arguments import (
     UsageError,
     parse_with_overrides,
 )
+from memjax.cli.knn import KnnOptions, knn_config, knn_text
 from memjax.cli.table import rows_of
 from memjax.cli.target import SweepTarget, resolve, resolve_sweep
 from memjax.errors import CheckpointError
@@ -34,12 +36,13 @@ from memjax.report.results import results_table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eval:
+class Eval(KnnOptions):
     """Bits per byte of a run, every byte of the part scored once.
 
     Test is scored by an explicit --split test, only of finished runs, and recorded in
     the run's result.json; asked again, the recorded figure is printed. With --memory,
-    also tables of how its memories are used and trusted.
+    also tables of how its memories are used and trusted. With --knn, also kNN-LM: the
+    model mixed with what followed the nearest states of the training text.
     """
 
     file: File
@@ -80,9 +83,14 @@ def run(argv: Sequence[str]) -> int:
     quiet_libraries()
     if command.order != 3 and not command.memory:
         raise UsageError("--order belongs to --memory")
+    knn = knn_config(command)
+    if knn is not None and command.split == "test" and len(knn.lambdas) > 1:
+        raise UsageError("lambda is chosen on valid; test takes one --knn-lambda")
     if command.sweep:
-        if command.memory or command.json is not None:
-            raise UsageError("--memory and --json are for one run, not for a --sweep")
+        if command.memory or command.knn or command.json is not None:
+            raise UsageError(
+                "--memory, --knn and --json are for one run, not for a --sweep"
+            )
         sweep = resolve_sweep(command.file, **given)
         for run_dir in selected_runs(sweep):
             scores = score(run_dir, command.split, again=command.again)
@@ -105,6 +113,12 @@ def run(argv: Sequence[str]) -> int:
         measured = measure_memory(target.run_dir, command.split, order=command.order)
         print("\n" + memory_text(measured))
         scores = {**scores, "memory": measured}
+    if knn is not None:
+        mixed = score_mixed(
+            target.run_dir, command.split, knn, rebuild=command.knn_rebuild
+        )
+        print("\n" + knn_text(mixed))
+        scores = {**scores, "knn": mixed}
     if command.json is not None:
         write_json(command.json, _without_nan(scores))
     return 0
@@ -148,6 +162,24 @@ def score(run_dir: Path, split: str, *, again: bool = False) -> dict[str, Any]:
         result["test_scored"] = [*result.get("test_scored", []), now]
         write_json(run_dir / RESULT_FILE, result)
     return scores
+
+
+def score_mixed(
+    run_dir: Path, split: str, config: Any, *, rebuild: bool
+) -> dict[str, Any]:
+    """Score one run mixed with neighbours; of test, the figures join its result file.
+
+    The run itself has been scored on the split before.
+    """
+    from memjax.run import evaluate_knn
+
+    report = functools.partial(print, flush=True)
+    found = evaluate_knn(run_dir, split, config=config, rebuild=rebuild, report=report)
+    result = read_result(run_dir)
+    if split == "test" and result is not None:
+        result["test_knn"] = [*result.get("test_knn", []), _without_nan(found)]
+        write_json(run_dir / RESULT_FILE, result)
+    return found
 
 
 def selected_runs(target: SweepTarget) -> list[Path]:

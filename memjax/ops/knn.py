@@ -8,18 +8,19 @@ When not: keys on disk, and searches that are approximate; see evaluate.datastor
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from memjax.errors import ConfigError, ShapeError
 
 BLOCK = 1024
 
 
-def knn_weights(distances_NK: Array, temperature: float = 1.0) -> Array:
+def knn_weights(distances_NK: ArrayLike, temperature: float = 1.0) -> Array:
     """softmax(-distance / temperature) over the neighbours.
 
     Args:
@@ -42,7 +43,10 @@ def knn_weights(distances_NK: Array, temperature: float = 1.0) -> Array:
 
 
 def knn_log_probs(
-    distances_NK: Array, values_NK: Array, vocab_size: int, temperature: float = 1.0
+    distances_NK: ArrayLike,
+    values_NK: ArrayLike,
+    vocab_size: int,
+    temperature: float = 1.0,
 ) -> Array:
     """log p of every token: the summed weights of the neighbours that hold it.
 
@@ -85,14 +89,20 @@ def knn_log_probs(
 
 
 def knn_probs(
-    distances_NK: Array, values_NK: Array, vocab_size: int, temperature: float = 1.0
+    distances_NK: ArrayLike,
+    values_NK: ArrayLike,
+    vocab_size: int,
+    temperature: float = 1.0,
 ) -> Array:
     """exp of `knn_log_probs`: [..., V] of mass 1, or 0 where all are missing."""
     return jnp.exp(knn_log_probs(distances_NK, values_NK, vocab_size, temperature))
 
 
 def target_log_probs(
-    distances_NK: Array, values_NK: Array, targets_N: Array, temperature: float = 1.0
+    distances_NK: ArrayLike,
+    values_NK: ArrayLike,
+    targets_N: ArrayLike,
+    temperature: float = 1.0,
 ) -> Array:
     """[...], the entries of `knn_log_probs` at targets_N [...], without forming V.
 
@@ -109,7 +119,9 @@ def target_log_probs(
     return _log_sum(jnp.where(of_target_NK, log_weights_NK, -jnp.inf))
 
 
-def interpolate(lm_log_probs: Array, knn_log_probs: Array, lam: float | Array) -> Array:
+def interpolate(
+    lm_log_probs: ArrayLike, knn_log_probs: ArrayLike, lam: float | Array
+) -> Array:
     """log(lam * p_knn + (1 - lam) * p_lm), entry by entry.
 
     Args:
@@ -150,11 +162,11 @@ class Neighbours(NamedTuple):
         entries: int32 [N, K], indices of the keys; -1 there.
     """
 
-    distances: Array
-    entries: Array
+    distances: Any
+    entries: Any
 
 
-def squared_distances(x: Array, y: Array) -> Array:
+def squared_distances(x: ArrayLike, y: ArrayLike) -> Array:
     """|x - y|^2 over the last axis of two arrays that broadcast, float32 or wider.
 
     From differences, not from |x|^2 + |y|^2 - 2xy, which cancels where it matters: for
@@ -256,12 +268,12 @@ def nearest(
     return jax.lax.fori_loop(0, -(-n_keys // block), add, found)
 
 
-def _check_values(distances_NK: Array, values_NK: Array) -> None:
+def _check_values(distances_NK: ArrayLike, values_NK: ArrayLike) -> None:
     if jnp.shape(values_NK) != jnp.shape(distances_NK):
         raise ShapeError("values", jnp.shape(values_NK), jnp.shape(distances_NK))
 
 
-def _log_weights(distances_NK: Array, temperature: float) -> Array:
+def _log_weights(distances_NK: ArrayLike, temperature: float) -> Array:
     """log of `knn_weights`; -inf, with gradient 0, where a neighbour is missing."""
     if not (math.isfinite(temperature) and temperature > 0):
         raise ConfigError("temperature", temperature, "a finite number > 0")
