@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from memjax.evaluate.ngram_counts import KeyCounts, keys_are_exact, ngram_keys
+from memjax.ops.hashed_rows import HashLayout, host_hashed_rows
 from memjax.ops.look_back import look_backs
-from memjax.ops.ngram_hash import NgramLayout, host_ngram_rows
 
 
 def expected_shared_frac(n_ngrams: int, n_rows: int) -> float:
@@ -41,7 +41,7 @@ class CollisionCounter:
         one. A million byte tokens with 2 orders of 8 heads take one or two seconds.
     """
 
-    def __init__(self, layout: NgramLayout) -> None:
+    def __init__(self, layout: HashLayout) -> None:
         self.layout = layout
         self.exact = keys_are_exact(layout.max_order, layout.vocab_size)
         self._ngrams = [KeyCounts(layout.n_heads) for _ in layout.orders]
@@ -50,7 +50,7 @@ class CollisionCounter:
         """Count the n-grams of some rows; what they hold is documents, not batches."""
         layout = self.layout
         tokens_BT, real_BT = np.asarray(tokens_BT), np.asarray(segments_BT) > 0
-        rows_BTC = host_ngram_rows(tokens_BT, layout, segments_BT=segments_BT)
+        rows_BTC = host_hashed_rows(layout, tokens_BT, segments_BT=segments_BT)
         rows_PC = rows_BTC[real_BT]
         looks = look_backs(tokens_BT, layout.max_order, segments_BT=segments_BT)
         seen = [
@@ -72,12 +72,12 @@ class CollisionCounter:
             tokens the parts are 0.
         """
         found = []
-        for order, primes, ngrams in zip(
-            self.layout.orders, self.layout.primes, self._ngrams, strict=True
+        for order, sizes, ngrams in zip(
+            self.layout.orders, self.layout.column_rows, self._ngrams, strict=True
         ):
             _, counts_U, rows_UH = ngrams.result()
             n_ngrams, n_tokens = len(counts_U), int(counts_U.sum())
-            for head, n_rows in enumerate(primes):
+            for head, n_rows in enumerate(sizes):
                 distinct, inverse, n_each = np.unique(
                     rows_UH[:, head], return_inverse=True, return_counts=True
                 )
@@ -100,7 +100,7 @@ class CollisionCounter:
 
 
 def collision_frac(
-    tokens_BT: np.ndarray, segments_BT: np.ndarray, layout: NgramLayout
+    tokens_BT: np.ndarray, segments_BT: np.ndarray, layout: HashLayout
 ) -> float:
     """Part of the distinct n-grams that share their row with another distinct one.
 

@@ -25,7 +25,7 @@ from memjax.evaluate.memory_records import (
 )
 from memjax.models.language_model import LanguageModel
 from memjax.models.parameters import abstract_params, labels
-from memjax.ops.ngram_hash import host_ngram_rows
+from memjax.ops.hashed_rows import host_hashed_rows
 
 QUANTILES = (0.05, 0.5, 0.95)
 SLOT_USAGE = (
@@ -131,7 +131,7 @@ def make_health(
         found["memory_share"] = sum(n for n, t in sizes if t) / sum(n for n, _ in sizes)
         tokens, segments = _whole(batch["tokens"]), _whole(batch["segments"])
         for memory, layout in hashed_layouts(config).items():
-            rows_BTC = host_ngram_rows(tokens, layout, segments_BT=segments)
+            rows_BTC = host_hashed_rows(layout, tokens, segments_BT=segments)
             measured = usage(rows_BTC[segments > 0], layout.n_rows)
             measured["collision_frac"] = collision_frac(tokens, segments, layout)
             found |= {f"{name}/{memory}": x for name, x in measured.items()}

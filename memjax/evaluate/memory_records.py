@@ -19,7 +19,8 @@ from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel, layouts
 from memjax.models.memories import hashed, placed
 from memjax.models.parameters import split_variables
-from memjax.ops.ngram_layout import NgramLayout
+from memjax.ops.hashed_rows import HashLayout
+from memjax.ops.ngram_window import WindowLayout
 
 _MODULE = re.compile(r"memory(_\d+)?")
 
@@ -73,13 +74,13 @@ def memory_records(metrics: Any, config: ModelConfig) -> dict[str, dict[str, Arr
     return found
 
 
-def hashed_layouts(config: ModelConfig) -> dict[str, NgramLayout]:
-    """{memory: its n-gram layout} of the memories that are hashed."""
+def hashed_layouts(config: ModelConfig) -> dict[str, HashLayout]:
+    """{memory: its layout} of the memories that are hashed."""
     return {
         memory_name(layer, module): layout
         for layer, layout in layouts(config).items()
         for memory, module in placed(config.memories, layer)
-        if hashed(memory)
+        if hashed(memory) and not isinstance(layout, WindowLayout)
     }
 
 

@@ -28,6 +28,7 @@ _LARGEST = {
     "chunk": 8,
     "modulo_rows": 16,
     "half_k": 4,
+    "code_width": 4,
 }
 _WIDTHS = ("key_width", "value_width")
 

@@ -150,7 +150,7 @@ class MemoryInputs:
     Attributes:
         segments_BT: int32 document number inside the row, 0 for padding.
         positions_BT: int32 position inside the document.
-        rows_BTC: int32 row ids of a hashed memory; None for the others.
+        rows_BTC: int32 row ids of a memory addressed by tokens; None for the others.
         tables: {name: table} when the table is shared; None: it has its own.
     """
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from memjax.errors import ConfigError
 from memjax.layers.engram import EngramConfig
 from memjax.layers.precision import PrecisionConfig
-from memjax.models.memories import Memory, hashed, shared_tables
+from memjax.layers.token_rows import TokenRows
+from memjax.models.memories import Memory, reads_tokens, shared_tables
 
 ARRANGEMENTS = ("residual", "three_branch", "probability")
 
@@ -37,7 +38,7 @@ class ModelConfig:
             compile time does not grow with depth (a little slower on a CPU).
         memories: what is attached where. Several can act on one block, in the order
             of their places; one may stand in for the feed-forward, and one may be
-            hashed.
+            addressed by tokens (hashed, or product keys over n-grams).
         arrangement: "residual"; "three_branch" (see `layers.block.Block`); or
             "probability": the one memory does not touch the stream, it reads after
             the last block (its `layers` must be (n_layers,)) into a head of its own
@@ -135,7 +136,7 @@ class ModelConfig:
                 "model.memories", self.memories, "a tuple of memory configs"
             )
         replaced: set[int] = set()
-        reading_hashes: set[int] = set()
+        reading_tokens: set[int] = set()
         for i, memory in enumerate(self.memories):
             path = f"model.memories.{i}"
             self._check_place(path, memory)
@@ -148,18 +149,20 @@ class ModelConfig:
                         "blocks whose feed-forward no other memory stands in for",
                     )
                 replaced |= blocks
-            if hashed(memory):
-                if reading_hashes & blocks:
+            if reads_tokens(memory):
+                if reading_tokens & blocks:
                     raise ConfigError(
                         f"{path}.layers",
                         memory.layers,
-                        "blocks without another hashed memory",
+                        "blocks without another memory that is addressed by tokens",
                     )
-                reading_hashes |= blocks
+                reading_tokens |= blocks
             if isinstance(memory, EngramConfig):
                 self._check_engram(path, memory)
             try:
                 memory.check_width(self.d_model)
+                if isinstance(memory, TokenRows):
+                    memory.row_layout(self.vocab_size)
             except ConfigError as error:
                 field = error.field.removeprefix("memories.")
                 raise ConfigError(

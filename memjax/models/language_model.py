@@ -22,6 +22,7 @@ from memjax.layers.norm import RMSNorm
 from memjax.layers.precision import Dtypes
 from memjax.layers.record import LOSSES, METRICS
 from memjax.layers.table import Table
+from memjax.layers.token_rows import TokenRows
 from memjax.models.config import ModelConfig
 from memjax.models.memories import (
     Memory,
@@ -29,9 +30,11 @@ from memjax.models.memories import (
     hashed,
     memory_module,
     placed,
+    reads_tokens,
     shared_tables,
 )
-from memjax.ops.ngram_hash import NgramLayout, ngram_layouts, ngram_rows
+from memjax.ops.hashed_rows import Layout, hashed_rows
+from memjax.ops.ngram_layout import ngram_layouts
 from memjax.parallel.row_sharding import RowSharding
 
 # Config fields that the layout knows by another name.
@@ -39,13 +42,18 @@ _FIELDS = {"seed": "hash_seed", "layer_ids": "layers"}
 
 
 @lru_cache(maxsize=64)
-def layouts(config: ModelConfig) -> dict[int, NgramLayout]:
-    """The n-gram layout of every block that reads a hashed table, by block index.
+def layouts(config: ModelConfig) -> dict[int, Layout]:
+    """The row layout of every block whose memory is addressed by tokens.
 
-    Primes are distinct over the layers of one memory, as published.
+    Engram's primes are distinct over the layers of one memory, as published; the
+    layouts of other memories are the same in all their layers.
     """
-    found: dict[int, NgramLayout] = {}
+    found: dict[int, Layout] = {}
     for i, memory in enumerate(config.memories):
+        if isinstance(memory, TokenRows):
+            layout = memory.row_layout(config.vocab_size)
+            found |= dict.fromkeys(memory.layers, layout)
+            continue
         if not isinstance(memory, EngramConfig):
             continue
         try:
@@ -197,9 +205,9 @@ class LanguageModel(nn.Module):
 
         def inputs_of(layer: int, memory: Memory) -> MemoryInputs:
             rows_BTC = None
-            if hashed(memory):
+            if reads_tokens(memory):
                 layout = layouts(config)[layer]
-                rows_BTC = ngram_rows(tokens_BT, layout, segments_BT=segments_BT)
+                rows_BTC = hashed_rows(layout, tokens_BT, segments_BT=segments_BT)
             tables = (
                 None if memory.shared_table is None else shared[memory.shared_table]
             )
@@ -222,7 +230,7 @@ class LanguageModel(nn.Module):
             memory,
             Dtypes.of(self.config.precision),
             None if memory.table_mode == "dense" else self.table_sharding,
-            layouts(self.config).get(layer) if hashed(memory) else None,
+            layouts(self.config)[layer] if reads_tokens(memory) else None,
             **where,
         )
 

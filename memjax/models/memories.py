@@ -17,15 +17,22 @@ from memjax.layers.fast_weight import FastWeightMemory
 from memjax.layers.fast_weight_config import FastWeightConfig
 from memjax.layers.memory import PLACES, MemoryConfig, TableSpec
 from memjax.layers.memory_plus import MemoryPlus, MemoryPlusConfig
+from memjax.layers.ngram_keys import NgramKeys, NgramKeysConfig
 from memjax.layers.peer import Peer, PeerConfig
 from memjax.layers.precision import Dtypes
 from memjax.layers.product_key import ProductKeyMemory
 from memjax.layers.product_key_config import ProductKeyConfig
-from memjax.ops.ngram_layout import NgramLayout
+from memjax.layers.token_rows import TokenRows
+from memjax.ops.hashed_rows import Layout
 from memjax.parallel.row_sharding import RowSharding
 
 Memory: TypeAlias = (
-    EngramConfig | ProductKeyConfig | MemoryPlusConfig | PeerConfig | FastWeightConfig
+    EngramConfig
+    | ProductKeyConfig
+    | MemoryPlusConfig
+    | PeerConfig
+    | FastWeightConfig
+    | NgramKeysConfig
 )
 
 KINDS: Mapping[type[MemoryConfig], type[nn.Module]] = {
@@ -34,6 +41,7 @@ KINDS: Mapping[type[MemoryConfig], type[nn.Module]] = {
     MemoryPlusConfig: MemoryPlus,
     PeerConfig: Peer,
     FastWeightConfig: FastWeightMemory,
+    NgramKeysConfig: NgramKeys,
 }
 
 
@@ -63,6 +71,11 @@ def placed(memories: tuple[Memory, ...], layer: int) -> tuple[Placed, ...]:
 def hashed(memory: Memory) -> bool:
     """Whether its rows are hashes of n-grams, computed from the tokens."""
     return isinstance(memory, EngramConfig)
+
+
+def reads_tokens(memory: Memory) -> bool:
+    """Whether it is handed row ids that follow from the tokens, hashed or not."""
+    return isinstance(memory, EngramConfig | TokenRows)
 
 
 def carried_state(memories: tuple[Memory, ...]) -> list[str]:
@@ -112,7 +125,7 @@ def memory_module(
     memory: Memory,
     dtypes: Dtypes,
     sharding: RowSharding | None,
-    layout: NgramLayout | None,
+    layout: Layout | None,
     **where: Any,
 ) -> nn.Module:
     """The Linen module of a memory; `where` is its name and parent."""

@@ -94,6 +94,11 @@ class NgramLayout:
         return self.orders[-1]
 
     @property
+    def column_rows(self) -> tuple[tuple[int, ...], ...]:
+        """Rows of each column, by order and head: the primes."""
+        return self.primes
+
+    @property
     def flat_primes(self) -> tuple[int, ...]:
         """The prime of each column."""
         return tuple(prime for row in self.primes for prime in row)

@@ -14,6 +14,7 @@ from memjax.layers.engram import EngramConfig
 from memjax.layers.fast_weight_config import FastWeightConfig
 from memjax.layers.memory import PLACES
 from memjax.layers.memory_plus import MemoryPlusConfig
+from memjax.layers.ngram_keys import NgramKeysConfig
 from memjax.layers.peer import PeerConfig
 from memjax.layers.product_key_config import ProductKeyConfig
 from memjax.layers.row_grad import value_and_row_grad
@@ -34,6 +35,7 @@ SMALL = {
     "memory_plus": MemoryPlusConfig(**KEYS),
     "peer": PeerConfig(**KEYS),
     "fast_weight": FastWeightConfig(**KEYS, value_width=6, chunk=2),
+    "ngram_keys": NgramKeysConfig(**KEYS, code_width=3),
 }
 BASE = ModelConfig(
     vocab_size=17, n_layers=3, d_model=16, n_heads=2, n_kv_heads=2, d_ff=12
