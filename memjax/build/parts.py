@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
+from memjax.data.compressed_vocab import CompressedVocab, load_classes
 from memjax.data.tokenizer import load_tokenizer
 from memjax.evaluate.bits_per_byte import token_nats
 from memjax.experiment import Experiment
@@ -50,7 +51,14 @@ class Parts:
     @cached_property
     def model(self) -> LanguageModel:
         """The Linen module."""
-        return LanguageModel(self.experiment.model, self.table_sharding)
+        return LanguageModel(self.experiment.model, self.table_sharding, self.classes)
+
+    @cached_property
+    def classes(self) -> CompressedVocab | None:
+        """The classes of the tokenizer's ids; None when no memory wants them."""
+        if not self.experiment.model.wants_classes:
+            return None
+        return load_classes(self.experiment.data.tokenizer)
 
     @cached_property
     def table_sharding(self) -> RowSharding | None:
@@ -275,7 +283,8 @@ class Parts:
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint must share beside the shapes: tokens and addressing."""
         model = self.experiment.model
-        return {
+        classes = {} if self.classes is None else {"classes": self.classes.sha256}
+        return classes | {
             "tokenizer": load_tokenizer(self.experiment.data.tokenizer).fingerprint,
             "ngram_layouts": {
                 str(layer): layout.fingerprint()

@@ -10,12 +10,12 @@ Applied with `memjax.ops.token_classes.token_classes`.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from memjax.data.normal_form import class_key
-from memjax.data.tokenizer import Tokenizer
+from memjax.data.tokenizer import Tokenizer, load_tokenizer
 from memjax.errors import DataError
 
 
@@ -110,3 +110,15 @@ def compress_tokenizer(
     if not with_separator:
         return found
     return CompressedVocab(np.append(found.table, found.size))
+
+
+def load_classes(name_or_path: str) -> CompressedVocab:
+    """`compress_tokenizer(load_tokenizer(name_or_path))`, kept for the next time."""
+    tokenizer = load_tokenizer(name_or_path)
+    return _classes_of(name_or_path, tokenizer.fingerprint)
+
+
+@lru_cache(maxsize=4)
+def _classes_of(name_or_path: str, fingerprint: str) -> CompressedVocab:
+    del fingerprint  # part of the key: a file may change
+    return compress_tokenizer(load_tokenizer(name_or_path))

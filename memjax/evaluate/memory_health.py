@@ -131,9 +131,10 @@ def make_health(
         found["memory_share"] = sum(n for n, t in sizes if t) / sum(n for n, _ in sizes)
         tokens, segments = _whole(batch["tokens"]), _whole(batch["segments"])
         for memory, layout in hashed_layouts(config).items():
-            rows_BTC = host_hashed_rows(layout, tokens, segments_BT=segments)
+            ids = model.hashed_ids(tokens, layout)
+            rows_BTC = host_hashed_rows(layout, ids, segments_BT=segments)
             measured = usage(rows_BTC[segments > 0], layout.n_rows)
-            measured["collision_frac"] = collision_frac(tokens, segments, layout)
+            measured["collision_frac"] = collision_frac(ids, segments, layout)
             found |= {f"{name}/{memory}": x for name, x in measured.items()}
         for memory, arrays in reads.items():
             slots, weights = map(_whole, arrays)

@@ -94,8 +94,9 @@ def measure(
     }
     for store in train_stores:
         for ids, segments in document_pieces(store):
-            for counter in (counts, *collisions.values()):
-                counter.add(ids, segments)
+            counts.add(ids, segments)
+            for counter in collisions.values():
+                counter.add(model.hashed_ids(ids, counter.layout), segments)
     scored = _Scored(config, counts)
     forward = _forward(model)
     for batch in batches:

@@ -122,6 +122,7 @@ class Experiment:
                     )
 
     def _check_vocabulary(self) -> None:
+        from memjax.data.compressed_vocab import load_classes
         from memjax.data.tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(self.data.tokenizer)
@@ -132,6 +133,15 @@ class Experiment:
                 f"{tokenizer.vocab_size}, the size of the tokenizer "
                 f"{self.data.tokenizer!r}",
             )
+        for i, memory in enumerate(self.model.memories):
+            wanted = getattr(memory, "n_token_classes", None)
+            if wanted is not None and wanted != load_classes(self.data.tokenizer).size:
+                raise ConfigError(
+                    f"model.memories.{i}.n_token_classes",
+                    wanted,
+                    f"None or {load_classes(self.data.tokenizer).size}, the classes of "
+                    f"the tokenizer {self.data.tokenizer!r}",
+                )
 
 
 def config_hash(experiment: Experiment) -> str:

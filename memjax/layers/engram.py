@@ -45,8 +45,11 @@ class EngramConfig(MemoryConfig):
             there on. A tuple gives one size per order.
         row_width: width W of a table row.
         hash_seed: seed of the hash multipliers.
-        pad_id: token id that stands for "before the start"; None: the last id of
-            the vocabulary.
+        n_token_classes: V', how many classes the tokenizer's ids fall into when the
+            n-grams are to be made of classes (case and outer white space gone; see
+            `data.compressed_vocab`); None: of the ids themselves.
+        pad_id: id, or class where there are classes, that stands for "before the
+            start"; None: the last one, which is the separator's.
         gate: one of `ops.gates.GATE_KINDS`.
         norm_eps: eps of the key and query norms. The demo takes the dtype's machine
             epsilon (this default, for float32), V4.1 1e-20: with that, a table of
@@ -69,6 +72,7 @@ class EngramConfig(MemoryConfig):
     rows_per_head: int | tuple[int, ...] = 4096
     row_width: int = 32
     hash_seed: int = 0
+    n_token_classes: int | None = None
     pad_id: int | None = None
     gate: str = "signed_sqrt"
     norm_eps: float = 1.1920929e-07
@@ -118,6 +122,11 @@ class EngramConfig(MemoryConfig):
             value = getattr(self, field)
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"memories.{field}", value, f"an integer >= {least}")
+        n_classes = self.n_token_classes
+        if n_classes is not None and not (isinstance(n_classes, int) and n_classes > 0):
+            raise ConfigError(
+                "memories.n_token_classes", n_classes, "None or an integer >= 1"
+            )
         if self.dilation is not None and self.dilation < 1:
             raise ConfigError("memories.dilation", self.dilation, "None or >= 1")
         for field in ("norm_eps", "conv_norm_eps", "table_std"):

@@ -203,13 +203,32 @@ class ModelConfig:
                 memory.n_branches,
                 "1: this model has one residual stream",
             )
-        if not 0 <= self.pad_id(memory) < self.vocab_size:
+        n_ids = self.n_hashed_ids(memory)
+        if n_ids > self.vocab_size:
+            raise ConfigError(
+                f"{path}.n_token_classes",
+                n_ids,
+                f"None or at most vocab_size = {self.vocab_size}",
+            )
+        if not 0 <= self.pad_id(memory) < n_ids:
             raise ConfigError(
                 f"{path}.pad_id",
                 memory.pad_id,
-                f"None or an id below vocab_size = {self.vocab_size}",
+                f"None or an id below {n_ids}, the vocab_size or n_token_classes",
             )
 
+    @property
+    def wants_classes(self) -> bool:
+        """Whether a memory's n-grams are made of classes of tokens."""
+        return any(
+            isinstance(memory, EngramConfig) and memory.n_token_classes
+            for memory in self.memories
+        )
+
+    def n_hashed_ids(self, memory: EngramConfig) -> int:
+        """How many ids its n-grams are made of: V, or V' classes."""
+        return memory.n_token_classes or self.vocab_size
+
     def pad_id(self, memory: EngramConfig) -> int:
-        """The token id that stands for "before the start" in n-gram windows."""
-        return self.vocab_size - 1 if memory.pad_id is None else memory.pad_id
+        """The id that stands for "before the start" in n-gram windows."""
+        return self.n_hashed_ids(memory) - 1 if memory.pad_id is None else memory.pad_id

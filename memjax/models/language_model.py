@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from memjax.data.compressed_vocab import CompressedVocab
 from memjax.errors import ConfigError
 from memjax.layers.block import Block, Seat
 from memjax.layers.engram import EngramConfig
@@ -35,6 +36,7 @@ from memjax.models.memories import (
 )
 from memjax.ops.hashed_rows import Layout, hashed_rows
 from memjax.ops.ngram_layout import ngram_layouts
+from memjax.ops.token_classes import token_classes
 from memjax.parallel.row_sharding import RowSharding
 
 # Config fields that the layout knows by another name.
@@ -58,7 +60,7 @@ def layouts(config: ModelConfig) -> dict[int, Layout]:
             continue
         try:
             of_memory = ngram_layouts(
-                vocab_size=config.vocab_size,
+                vocab_size=config.n_hashed_ids(memory),
                 pad_id=config.pad_id(memory),
                 orders=memory.orders,
                 n_heads=memory.n_heads,
@@ -137,10 +139,26 @@ class LanguageModel(nn.Module):
     Attributes:
         config: the model.
         table_sharding: how tables in mode "rows" are divided; None: not divided.
+        classes: of the tokens, for memories whose `n_token_classes` is set.
     """
 
     config: ModelConfig
     table_sharding: RowSharding | None = None
+    classes: CompressedVocab | None = None
+
+    @nn.nowrap
+    def hashed_ids(self, tokens_BT: Any, layout: Layout) -> Any:
+        """The ids that a layout of this model hashes: the tokens, or their classes.
+
+        ConfigError when it wants classes and `classes` are not those.
+        """
+        n_ids, n_hashed = self.config.vocab_size, layout.vocab_size
+        if n_hashed == n_ids:  # with as many classes as ids, each is its own
+            return tokens_BT
+        found = self.classes and (len(self.classes.table), self.classes.size)
+        if self.classes is None or found != (n_ids, n_hashed):
+            raise ConfigError("classes", found, f"{n_ids} ids in {n_hashed} classes")
+        return token_classes(self.classes.table, tokens_BT)
 
     @nn.compact
     def __call__(
@@ -206,8 +224,10 @@ class LanguageModel(nn.Module):
         def inputs_of(layer: int, memory: Memory) -> MemoryInputs:
             rows_BTC = None
             if reads_tokens(memory):
-                layout = layouts(config)[layer]
-                rows_BTC = hashed_rows(layout, tokens_BT, segments_BT=segments_BT)
+                layout, ids_BT = layouts(config)[layer], tokens_BT
+                if not self.is_initializing():  # no parameter depends on the rows
+                    ids_BT = self.hashed_ids(tokens_BT, layout)
+                rows_BTC = hashed_rows(layout, ids_BT, segments_BT=segments_BT)
             tables = (
                 None if memory.shared_table is None else shared[memory.shared_table]
             )
