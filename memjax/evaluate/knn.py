@@ -186,7 +186,7 @@ def score_knn(
     for row, name in enumerate(held_out.names):
         keys, targets, lm = _scored(forward, params, held_out, name, place)
         report(f"{name}: {len(targets)} tokens, {len(datastore)} entries to search")
-        found = _search(datastore, keys, config)
+        found = _search(datastore, keys, config, report)
         # A missing neighbour's entry is -1; its value counts for nothing.
         values = datastore.values[np.maximum(found.entries, 0)].astype(np.int32)
         knn = target_log_probs(found.distances, values, targets, config.temperature)
@@ -220,10 +220,12 @@ def score_knn(
     }
 
 
-def _search(datastore: Datastore, keys: np.ndarray, config: KnnConfig) -> Any:
+def _search(
+    datastore: Datastore, keys: np.ndarray, config: KnnConfig, report: Report
+) -> Any:
     if config.index == "faiss":
         return faiss_search(datastore, keys, config.k, probe=config.probe)
-    return exact_search(datastore, keys, config.k)
+    return exact_search(datastore, keys, config.k, report=report)
 
 
 def _forwarded(

@@ -37,7 +37,7 @@ def key_module(config: ModelConfig, key: str) -> tuple[str, ...]:
         ConfigError: another key; or "feed_forward" where a memory that reads the stream
             without a norm stands in the place of the last feed-forward.
 
-    Source: arXiv:1911.00172 section 4 (its release: `--knn-keytype last_ffn_input`).
+    Source: arXiv:1911.00172; in its release `--knn-keytype last_ffn_input`.
     """
     if key not in KEYS:
         raise ConfigError("knn.key", key, f"one of {KEYS}")

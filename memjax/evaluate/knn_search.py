@@ -6,6 +6,7 @@ When not: keys that are arrays already; `ops.knn.nearest` searches those.
 """
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ def exact_search(
     *,
     key_block: int = KEY_BLOCK,
     query_block: int = QUERY_BLOCK,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Neighbours:
     """The k nearest entries, on the device, in full precision.
 
@@ -39,6 +41,7 @@ def exact_search(
         queries_ND: float32 [N, D].
         k: >= 1; above S, neighbours are missing (distance +inf, entry -1).
         key_block, query_block: pairs compared at once; they do not change the result.
+        report: told at every tenth of a datastore of ten blocks or more.
 
     Returns:
         Numpy arrays [N, K]; order and ties as in `ops.knn.nearer`.
@@ -63,6 +66,10 @@ def exact_search(
             step(so_far, some, keys, entries)
             for so_far, some in zip(found, queries, strict=True)
         ]
+        before, after = (10 * at // len(datastore) for at in (first, first + key_block))
+        if after > before and len(datastore) >= 10 * key_block:
+            jax.block_until_ready(found)
+            report(f"searched {10 * min(after, 10)} % of the entries")
     return _rows(jax.device_get(found), n_queries, k)
 
 
@@ -111,6 +118,8 @@ def faiss_search(
         nearby = _float32(keys[np.maximum(entries, 0)])
         distances = np.array(measure(queries, nearby))
         distances[entries < 0] = np.inf
+        # Of a spoilt query faiss finds nothing.
+        distances[np.isnan(queries).any(axis=-1)] = np.nan
         order = np.lexsort((entries, distances), axis=-1)
         rows.append(
             Neighbours(

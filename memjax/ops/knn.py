@@ -35,9 +35,8 @@ def knn_weights(distances_NK: ArrayLike, temperature: float = 1.0) -> Array:
     Raises:
         ConfigError: a temperature that is not finite and positive.
 
-    Source: arXiv:1911.00172 eq. 2, where distances are not squared; its release
-    (urvashik/knnlm fairseq/knnlm.py) squares them, and so do we. Neither has a
-    temperature.
+    Source: arXiv:1911.00172 eq. 2, with squared distances as in its release
+    (urvashik/knnlm fairseq/knnlm.py). The temperature is ours; neither has one.
     """
     return jnp.exp(_log_weights(distances_NK, temperature))
 

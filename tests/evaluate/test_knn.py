@@ -31,6 +31,7 @@ from memjax.evaluate.knn import (
 from memjax.evaluate.knn_keys import key_module, make_key_forward
 from memjax.layers.engram import EngramConfig
 from memjax.layers.peer import PeerConfig
+from memjax.layers.precision import PrecisionConfig
 from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel
 from memjax.models.parameters import merge_variables
@@ -121,6 +122,17 @@ def test_the_key_is_the_normed_input_of_the_last_feed_forward(model):
     [
         ((), {}, ("blocks_0_1", "feed_forward_norm")),
         ((), {"scan_layers": False}, ("block_1", "feed_forward_norm")),
+        ((), {"remat": True}, ("blocks_0_1", "feed_forward_norm")),
+        (
+            (),
+            {"precision": PrecisionConfig(compute="bfloat16")},
+            ("blocks_0_1", "feed_forward_norm"),
+        ),
+        (
+            (EXPERTS,),
+            {"arrangement": "three_branch"},
+            ("block_1", "feed_forward_norm"),
+        ),
         ((EXPERTS,), {}, ("block_1", "feed_forward_norm")),
         (
             (dataclasses.replace(EXPERTS, place=INSTEAD),),

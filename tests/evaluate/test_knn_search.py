@@ -37,6 +37,13 @@ def test_blocks_do_not_change_the_exact_search(queries, key_block, query_block):
     np.testing.assert_array_equal(found.entries, entries)
 
 
+def test_a_long_search_says_how_far_it_is(queries):
+    said = []
+    exact_search(datastore(50), queries, 3, key_block=4, report=said.append)
+    assert said[0] == "searched 10 % of the entries" and len(said) == 10
+    assert said[-1] == "searched 100 % of the entries"
+
+
 def test_padding_is_no_neighbour_and_no_query_gives_nothing(queries):
     store = datastore(5, low=3, high=9)  # padding, all 0, would be nearer
     found = exact_search(store, queries, 8, key_block=4)
@@ -95,6 +102,14 @@ def test_faiss_with_few_entries_leaves_neighbours_missing(queries, faiss):
     assert np.all(found.entries[:, 5:] == -1)
     assert np.isinf(found.distances[:, 5:]).all()
     assert faiss_search(datastore(5), queries[:0], 8).entries.shape == (0, 8)
+
+
+def test_p04_one_nan_query_shows_with_faiss_too(queries, faiss):
+    spoilt = queries.copy()
+    spoilt[2, 1] = np.nan
+    found = faiss_search(datastore(20), spoilt, 3)
+    assert np.isnan(found.distances[2]).all()
+    assert np.isfinite(np.delete(found.distances, 2, axis=0)).all()
 
 
 def test_faiss_is_an_extra(queries, monkeypatch):
