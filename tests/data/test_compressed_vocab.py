@@ -4,9 +4,12 @@ The normal form is compared with the steps of the `tokenizers` library where tha
 installed, and the DeepSeek vocabulary with the published number of classes.
 """
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memjax.data.compressed_vocab import (
@@ -61,11 +64,13 @@ def test_the_normal_form_of_single_texts(text: str, want: str) -> None:
     assert normalize(text) == want
 
 
+@settings(max_examples=300)
 @given(_TRICKY)
 def test_the_normal_form_equals_its_definition(text: str) -> None:
     assert normalize(text) == oracle.normal_form(text)
 
 
+@settings(max_examples=300)
 @given(text=_TRICKY)
 def test_the_normal_form_equals_the_library_that_tables_were_built_with(
     library, text: str
@@ -218,3 +223,11 @@ def test_p09_the_fill_is_the_class_of_the_padding_token() -> None:
     np.testing.assert_array_equal(lower, upper)
     begun = host_ngram_rows(token_classes(vocab.table, [256, 256, *b"in"]), layout)
     np.testing.assert_array_equal(begun[2:], lower[:2])
+
+
+def test_the_python_of_the_page_runs() -> None:
+    page = Path(__file__).parents[2] / "docs" / "compression.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), {})
