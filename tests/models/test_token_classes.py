@@ -10,10 +10,12 @@ import pytest
 from memjax.build.parts import Parts
 from memjax.data.compressed_vocab import CompressedVocab, load_classes
 from memjax.data.config import CorpusConfig, DataConfig
+from memjax.data.store import write_store
 from memjax.data.tokenizer import ByteTokenizer
 from memjax.errors import ConfigError
 from memjax.evaluate.collisions import collision_frac
 from memjax.evaluate.memory_health import make_health
+from memjax.evaluate.memory_measures import measure
 from memjax.experiment import Experiment
 from memjax.layers.engram import EngramConfig
 from memjax.layers.record import METRICS
@@ -87,6 +89,32 @@ def test_health_counts_collisions_of_classes() -> None:
     assert found["collision_frac/layer_0"] == want
     # Both texts are one text to the table: 9 windows of 2 orders, at most.
     assert found["rows_touched/layer_0"] <= 18
+
+
+def test_a_measured_split_counts_ngrams_of_classes(tmp_path) -> None:
+    """The training text "aAaA" is one letter four times."""
+    store = write_store(tmp_path / "store", [b"aAaA"], ByteTokenizer())
+    tokens = np.asarray(text_ids("aAbBcC aA"))
+    ones = np.ones_like(tokens)
+    batch = dict.fromkeys(("segments", "positions"), ones)
+    batch |= {"tokens": tokens, "targets": tokens, "weights": ones.astype(np.float32)}
+
+    def gradients(params, batch, key):
+        del batch, key
+        return (1.0, {"weight": 1.0}), (params, {})
+
+    found = measure(
+        LanguageModel(CONFIG, classes=CLASSES),
+        filled(CONFIG),
+        [batch],
+        gradients=gradients,
+        train_stores=[store],
+        train_batch=batch,
+    )
+    columns = found["memories"]["layer_0"]["collisions"]
+    # Windows of order 2, s the separator before and at the start: ss, sa, aa.
+    assert [(c["order"], c["distinct_ngrams"]) for c in columns] == [(2, 3), (3, 4)]
+    assert [c["n_tokens"] for c in columns] == [5, 5]
 
 
 @pytest.mark.parametrize(

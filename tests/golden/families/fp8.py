@@ -18,19 +18,27 @@ _QUANTISED = {
 
 
 def run(case: Case) -> None:
-    data, block = case.data, case.settings.take("block")
+    block = case.settings.take("block")
     case.expect_arrays({"e4m3fn_decode", "e8m0_decode"} | _READ | _QUANTISED)
     _same(case, "e4m3fn_decode", e4m3fn_values())
     _same(case, "e8m0_decode", e8m0_values())
-    read = jax.jit(dequantize_rows)
-    codes, scales = data["weight_bytes"], data["scale_bytes"]
+    _check_reads(case, block)
+    _check_quantiser(case, block)
+
+
+def _check_reads(case: Case, block: int) -> None:
+    codes, scales = case.data["weight_bytes"], case.data["scale_bytes"]
     assert codes.shape[-1] == block * scales.shape[-1], "settings.block differs"
-    _same(case, "rows_bf16_as_f32", read(codes, scales, data["indices"]))
+    read = jax.jit(dequantize_rows)
+    _same(case, "rows_bf16_as_f32", read(codes, scales, case.data["indices"]))
+
+
+def _check_quantiser(case: Case, block: int) -> None:
     quantised = jax.jit(quantize_rows, static_argnames="block")
-    codes, scales = quantised(data["quant_input"], block=block)
+    codes, scales = quantised(case.data["quant_input"], block=block)
     _same(case, "quant_scale_bytes", scales)
     _same(case, "quant_weight_bytes", codes)
-    rows = read(codes, scales, np.arange(len(codes), dtype=np.int32))
+    rows = dequantize_rows(codes, scales, np.arange(len(codes)))
     _same(case, "quant_dequantised_f32", rows)
 
 
