@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from memjax.evaluate.ngram_counts import KeyCounts, keys_are_exact, ngram_keys
+from memjax.ops.column_layout import ColumnLayout
 from memjax.ops.hashed_rows import HashLayout, host_hashed_rows
 from memjax.ops.look_back import look_backs
 
@@ -43,7 +44,8 @@ class CollisionCounter:
 
     def __init__(self, layout: HashLayout) -> None:
         self.layout = layout
-        self.exact = keys_are_exact(layout.max_order, layout.vocab_size)
+        self._n_ids = max(layout.vocab_size, layout.pad_id + 1)
+        self.exact = keys_are_exact(layout.max_order, self._n_ids)
         self._ngrams = [KeyCounts(layout.n_heads) for _ in layout.orders]
 
     def add(self, tokens_BT: Any, segments_BT: Any) -> None:
@@ -52,13 +54,15 @@ class CollisionCounter:
         tokens_BT, real_BT = np.asarray(tokens_BT), np.asarray(segments_BT) > 0
         rows_BTC = host_hashed_rows(layout, tokens_BT, segments_BT=segments_BT)
         rows_PC = rows_BTC[real_BT]
+        if isinstance(layout, ColumnLayout):
+            tokens_BT = layout.seen_ids(tokens_BT)
         looks = look_backs(tokens_BT, layout.max_order, segments_BT=segments_BT)
         seen = [
             np.where(blocked, layout.pad_id, token)[real_BT] for token, blocked in looks
         ]
         for i, order in enumerate(layout.orders):
             mine = slice(i * layout.n_heads, (i + 1) * layout.n_heads)
-            keys_P = ngram_keys(seen[:order], layout.vocab_size)
+            keys_P = ngram_keys(seen[:order], self._n_ids)
             self._ngrams[i].add(keys_P, rows_PC[:, mine])
 
     def columns(self) -> list[dict[str, float]]:
@@ -111,3 +115,23 @@ def collision_frac(
     counter = CollisionCounter(layout)
     counter.add(tokens_BT, segments_BT)
     return float(np.mean([column["shared_frac"] for column in counter.columns()]))
+
+
+def collision_excess(
+    tokens_BT: np.ndarray, segments_BT: np.ndarray, layout: HashLayout
+) -> float:
+    """How many times more n-grams share a row than if rows were drawn at random.
+
+    The mean over hash columns of shared_frac over expected_shared_frac, of the n-grams
+    of these tokens; 1 for a good hash, and 1 where nothing is expected to be shared and
+    nothing is. To be looked at for every size of table that is considered: a hash that
+    is linear in the ids has sizes that it does not stand (arXiv:2601.21204 reports
+    those near multiples of the vocabulary).
+    """
+    counter = CollisionCounter(layout)
+    counter.add(tokens_BT, segments_BT)
+    ratios = []
+    for column in counter.columns():
+        shared, expected = column["shared_frac"], column["expected_shared_frac"]
+        ratios.append(shared / expected if expected else 1.0 + shared)
+    return float(np.mean(ratios))

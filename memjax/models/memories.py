@@ -12,11 +12,13 @@ from typing import Any, NamedTuple, TypeAlias
 import flax.linen as nn
 
 from memjax.errors import ConfigError
+from memjax.layers.byte_engram import ByteEngramConfig
 from memjax.layers.engram import Engram, EngramConfig
 from memjax.layers.fast_weight import FastWeightMemory
 from memjax.layers.fast_weight_config import FastWeightConfig
 from memjax.layers.memory import PLACES, MemoryConfig, TableSpec
 from memjax.layers.memory_plus import MemoryPlus, MemoryPlusConfig
+from memjax.layers.ngram_embedding import NgramEmbedding, NgramEmbeddingConfig
 from memjax.layers.ngram_keys import NgramKeys, NgramKeysConfig
 from memjax.layers.peer import Peer, PeerConfig
 from memjax.layers.precision import Dtypes
@@ -33,6 +35,8 @@ Memory: TypeAlias = (
     | PeerConfig
     | FastWeightConfig
     | NgramKeysConfig
+    | ByteEngramConfig
+    | NgramEmbeddingConfig
 )
 
 KINDS: Mapping[type[MemoryConfig], type[nn.Module]] = {
@@ -42,6 +46,8 @@ KINDS: Mapping[type[MemoryConfig], type[nn.Module]] = {
     PeerConfig: Peer,
     FastWeightConfig: FastWeightMemory,
     NgramKeysConfig: NgramKeys,
+    ByteEngramConfig: Engram,
+    NgramEmbeddingConfig: NgramEmbedding,
 }
 
 
@@ -70,12 +76,17 @@ def placed(memories: tuple[Memory, ...], layer: int) -> tuple[Placed, ...]:
 
 def hashed(memory: Memory) -> bool:
     """Whether its rows are hashes of n-grams, computed from the tokens."""
-    return isinstance(memory, EngramConfig)
+    return isinstance(memory, EngramConfig | NgramEmbeddingConfig)
 
 
 def reads_tokens(memory: Memory) -> bool:
     """Whether it is handed row ids that follow from the tokens, hashed or not."""
     return isinstance(memory, EngramConfig | TokenRows)
+
+
+def n_branches(memory: Memory) -> int:
+    """Residual streams that it reads and writes by itself."""
+    return memory.n_branches if isinstance(memory, EngramConfig) else 1
 
 
 def carried_state(memories: tuple[Memory, ...]) -> list[str]:

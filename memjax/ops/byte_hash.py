@@ -15,6 +15,7 @@ Differs: segments and DEAD (-1) bytes are ours.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -24,8 +25,10 @@ import numpy as np
 
 from memjax.errors import ConfigError
 from memjax.ops import uint32_pairs
+from memjax.ops.column_layout import ColumnLayout
 from memjax.ops.look_back import (
     BAD_ROW,
+    DEAD,
     check_host_ids,
     device_ids,
     look_backs,
@@ -143,6 +146,77 @@ def byte_fnv_rows(
     index_BTG = uint32_pairs.remainder(pair, np.array(n_slots, np.int64))
     rows_BTG = index_BTG.astype(jnp.int32) + offsets.astype(np.int32)
     return jnp.where(bad_BTG, np.int32(BAD_ROW), rows_BTG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByteLayout(ColumnLayout):
+    """One column per order, its row the FNV-1a hash of the last bytes modulo its rows.
+
+    Ids from 256 on (a separator) are no bytes: no window reaches over one, and its own
+    windows are empty.
+
+    Attributes:
+        basis: "dormouse" or "standard".
+
+    Raises:
+        ConfigError: as `ColumnLayout`; more than 257 ids, which are no byte vocabulary;
+            more than one head; an unknown basis.
+    """
+
+    basis: str = "dormouse"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self.orders, self.basis)
+        if self.vocab_size > _N_BYTES + 1:
+            want = f"at most {_N_BYTES + 1}: bytes and a separator"
+            raise ConfigError("vocab_size", self.vocab_size, want)
+        if self.n_heads != 1:
+            raise ConfigError("column_rows", self.column_rows, "one head by order")
+
+    @property
+    def pad_id(self) -> int:
+        """An id that no byte has: windows are shorter, not padded."""
+        return max(self.vocab_size, _N_BYTES)
+
+    def seen_ids(self, ids_BT: Any) -> Any:
+        """Ids with -1 for those that are no bytes, and 256 for those outside."""
+        xp = jnp if isinstance(ids_BT, jax.Array) else np
+        outside = (ids_BT < DEAD) | (ids_BT >= self.vocab_size)
+        ids_BT = xp.where(ids_BT >= _N_BYTES, DEAD, ids_BT)
+        return xp.where(outside, _N_BYTES, ids_BT)
+
+    def rows(
+        self, ids_BT: Any, *, segments_BT: Any = None, history_BN: Any = None
+    ) -> jax.Array:
+        ids_BT = self.seen_ids(device_ids(ids_BT, self.vocab_size))
+        if history_BN is not None:
+            history_BN = device_ids(history_BN, self.vocab_size, "history")
+            history_BN = self.seen_ids(history_BN)
+        return byte_fnv_rows(
+            ids_BT,
+            self.orders,
+            self.flat_rows,
+            basis=self.basis,
+            segments_BT=segments_BT,
+            history_BN=history_BN,
+        )
+
+    def host_rows(
+        self, ids_BT: Any, *, segments_BT: Any = None, history_BN: Any = None
+    ) -> np.ndarray:
+        ids_BT = self.seen_ids(check_host_ids(ids_BT, self.vocab_size))
+        if history_BN is not None:
+            history_BN = check_host_ids(history_BN, self.vocab_size, "history")
+            history_BN = self.seen_ids(history_BN)
+        return host_byte_fnv_rows(
+            ids_BT,
+            self.orders,
+            self.flat_rows,
+            basis=self.basis,
+            segments_BT=segments_BT,
+            history_BN=history_BN,
+        )
 
 
 def _device_fnv(

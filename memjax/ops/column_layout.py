@@ -84,6 +84,10 @@ class ColumnLayout:
         """The id that stands for a token that may not be seen."""
         return 0
 
+    def seen_ids(self, ids_BT: Any) -> Any:
+        """The ids that windows are made of, numpy or jax; -1 for what is none."""
+        return ids_BT
+
     def rows(
         self, ids_BT: Any, *, segments_BT: Any = None, history_BN: Any = None
     ) -> jax.Array:

@@ -1,6 +1,6 @@
 """64-bit unsigned arithmetic on pairs of uint32, for hashes inside jit.
 
-What: products, and remainders by moduli below 2^31, of (high, low) uint32 pairs.
+What: products, sums, and remainders by moduli below 2^31, of (high, low) uint32 pairs.
 Why: jax without 64-bit mode turns int64 into int32 silently, and TPUs have no 64-bit
     integers at all; a hash must be exact.
 When not: on the host, where numpy has int64 and uint64.
@@ -58,6 +58,12 @@ def piece_bits(moduli: Sequence[int]) -> int:
         if not 1 <= modulus <= MAX_MODULUS:
             raise ConfigError("modulus", modulus, f"1 to {MAX_MODULUS}")
     return next(k for k in (16, 8, 4, 2, 1) if max(moduli) < 2 ** (32 - k))
+
+
+def add(a: Pair, b: Pair) -> Pair:
+    """The sum of two pairs modulo 2^64; their shapes broadcast."""
+    low = a[1] + b[1]
+    return a[0] + b[0] + (low < a[1]).astype(jnp.uint32), low
 
 
 def remainder(pair: Pair, moduli: np.ndarray) -> jax.Array:

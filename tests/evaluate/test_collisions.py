@@ -5,9 +5,11 @@ import pytest
 
 from memjax.evaluate.collisions import (
     CollisionCounter,
+    collision_excess,
     collision_frac,
     expected_shared_frac,
 )
+from memjax.ops.modular_hash import ModularLayout
 from memjax.ops.ngram_hash import host_ngram_rows, ngram_layouts
 
 
@@ -112,3 +114,25 @@ def test_the_hash_collides_as_often_as_chance():
         assert column["shared_frac"] == pytest.approx(
             column["expected_shared_frac"], abs=0.15
         )
+
+
+def test_a_modular_hash_collides_at_multiples_of_the_vocabulary():
+    """The spike of arXiv:2601.21204, on tokens of Zipf's frequencies."""
+    vocab, rng = 60, np.random.default_rng(0)
+    share = 1 / np.arange(1, vocab + 1)
+    tokens = rng.choice(vocab, size=(4, 2000), p=share / share.sum())
+    segments = np.ones_like(tokens)
+
+    def excess(n_rows):
+        layout = ModularLayout(vocab_size=vocab, orders=(3,), column_rows=((n_rows,),))
+        return collision_excess(tokens, segments, layout)
+
+    for multiple in (120, 200, 300):
+        at, off = excess(multiple * vocab), excess(multiple * vocab + 25)
+        assert at > 1.3 and at > 1.2 * off, (multiple, at, off)
+    # Engram's hash does not mind.
+    sizes = {"vocab_size": vocab, "pad_id": 0, "orders": (3,), "n_heads": 1}
+    (mixed,) = ngram_layouts(**sizes, rows_per_head=300 * vocab, layer_ids=(0,))
+    assert collision_excess(tokens, segments, mixed) == pytest.approx(1, abs=0.1)
+    nothing = collision_excess(tokens, np.zeros_like(tokens), mixed)
+    assert nothing == 1

@@ -10,10 +10,12 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from memjax.errors import ConfigError
+from memjax.layers.byte_engram import ByteEngramConfig
 from memjax.layers.engram import EngramConfig
 from memjax.layers.fast_weight_config import FastWeightConfig
 from memjax.layers.memory import PLACES
 from memjax.layers.memory_plus import MemoryPlusConfig
+from memjax.layers.ngram_embedding import NgramEmbeddingConfig
 from memjax.layers.ngram_keys import NgramKeysConfig
 from memjax.layers.peer import PeerConfig
 from memjax.layers.product_key_config import ProductKeyConfig
@@ -36,6 +38,10 @@ SMALL = {
     "peer": PeerConfig(**KEYS),
     "fast_weight": FastWeightConfig(**KEYS, value_width=6, chunk=2),
     "ngram_keys": NgramKeysConfig(**KEYS, code_width=3),
+    "byte_engram": ByteEngramConfig(rows_per_head=(53, 60, 64), row_width=4),
+    "ngram_embedding": NgramEmbeddingConfig(
+        layers=(1,), n_heads=2, rows_per_head=53, row_width=4, average=False
+    ),
 }
 BASE = ModelConfig(
     vocab_size=17, n_layers=3, d_model=16, n_heads=2, n_kv_heads=2, d_ff=12
