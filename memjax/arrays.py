@@ -26,6 +26,10 @@ in fast weights, beside those:
     c tokens of a chunk                  M chunks of a row    R tokens of a line
     P pairs of a token and its target; in an overlay, places  N reads of a chunk
 
+in mixtures of experts, beside those (E is there the experts):
+
+    N tokens of a batch  K experts of a token  P pairs of both (N * K)  G groups of rows
+
 and where tables are trained by rows, in `ops` and `optim`:
 
     N reads          K rows of a read    P (read, row) pairs  U unique rows
