@@ -98,6 +98,7 @@ def check_read(
     keys_HXNC: np.ndarray,
     *,
     rows_a_head: int = 0,
+    half_k: int | None = None,
 ) -> np.ndarray:
     """Compare query, raw scores, slots and weights of the module at `path`.
 
@@ -117,7 +118,8 @@ def check_read(
     first_H1 = rows_a_head * np.arange(heads)[:, None]
     slots = case.data[prefix + "indices"] - first_H1
     q_BTHXC = jnp.reshape(q, (*q.shape[:2], heads, halves, width))
-    found = product_key_search(dot_scores(q_BTHXC, keys_HXNC), slots.shape[-1])
+    scores = dot_scores(q_BTHXC, keys_HXNC)
+    found = product_key_search(scores, slots.shape[-1], half_k)
     got = np.asarray(state[METRICS]["slots"]).reshape(slots.shape)
     # Best first in both, but scores closer than their rounding may change places.
     ours = np.argsort(np.argsort(slots, axis=-1), axis=-1)

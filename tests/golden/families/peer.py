@@ -67,4 +67,5 @@ def run(case: Case) -> None:
         (),
         tree_of("param.")["keys"],
         rows_a_head=n_experts if config.separate_tables else 0,
+        half_k=half_k,
     )
