@@ -18,6 +18,7 @@ _D_MODEL = 32
 # Sizes of memories; what is None stays so, and a tuple is capped one by one.
 _LARGEST = {
     "n_heads": 2,
+    "n_branches": 2,
     "rows_per_head": 64,
     "row_width": 8,
     "n_sub_keys": 16,
@@ -76,6 +77,9 @@ def _shrink_model(model: ModelConfig) -> ModelConfig:
         n_heads=2,
         n_kv_heads=1 if model.n_kv_heads < model.n_heads else 2,
         d_ff=64,
+        hyper=None
+        if model.hyper is None
+        else replace(model.hyper, n_streams=min(model.hyper.n_streams, 2)),
         starve_window=None
         if model.starve_window is None
         else min(model.starve_window, 8),

@@ -5,18 +5,30 @@ Why: the unit that is repeated, scanned and rematerialised.
 When not: embedding, head and the order of blocks belong to the model.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
+from memjax.errors import ConfigError
 from memjax.layers.attention import Attention
 from memjax.layers.feed_forward import FeedForward
+from memjax.layers.hyper_connections import HyperConnection
 from memjax.layers.memory import MemoryInputs
 from memjax.layers.norm import RMSNorm
 from memjax.layers.precision import Dtypes
 from memjax.layers.record import record
+from memjax.ops.hyper_connections import (
+    MIXING_EPS,
+    MIXING_ITERATIONS,
+    check_streams,
+    hyper_residual,
+)
+
+HYPER_FORMS = ("own", "single_pass")
 
 
 class Seat(NamedTuple):
@@ -26,15 +38,50 @@ class Seat(NamedTuple):
         name: of its module.
         place: one of `layers.memory.PLACES`.
         normed: whether it reads the normalised stream.
+        all_streams: whether it reads and writes every residual stream by itself.
     """
 
     name: str
     place: str
     normed: bool
+    all_streams: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperConfig:
+    """Hyper-connections: M residual streams (arXiv:2512.24880).
+
+    Attributes:
+        n_streams: M.
+        form: "own": a sub-block reads the streams by weights computed from the streams
+            it writes to (the paper); "single_pass": by those of the sub-block before
+            (DeepSeek-V4.1), so that a block needs one pass over its streams.
+        n_iterations, eps: of the Sinkhorn loop of the mixing.
+        norm_eps: of the normalisation of the streams; V4.1 has 1e-20.
+    """
+
+    n_streams: int = 4
+    form: str = "own"
+    n_iterations: int = MIXING_ITERATIONS
+    eps: float = MIXING_EPS
+    norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.form not in HYPER_FORMS:
+            raise ConfigError("hyper.form", self.form, f"one of {HYPER_FORMS}")
+        try:
+            check_streams(self.n_streams, self.n_iterations, self.eps, self.norm_eps)
+        except ConfigError as error:
+            raise ConfigError(
+                f"hyper.{error.field}", error.value, error.allowed
+            ) from None
 
 
 class Block(nn.Module):
-    """[B, T, D] -> [B, T, D].
+    """(stream, pre) -> (stream, pre), a stream [B, T, D], or [B, T, M, D] with `hyper`.
+
+    `pre` [B, T, M] goes from sub-block to sub-block in the single-pass form of
+    hyper-connections and is None otherwise.
 
     Without `three_branch`: attention, then the feed-forward, each on the normalised
     stream and added to it, and memories at their places. With it: all branches read the
@@ -60,6 +107,7 @@ class Block(nn.Module):
     dropout: float
     out_scale: float
     three_branch: bool
+    hyper: HyperConfig | None
     dtypes: Dtypes
     memories: tuple[nn.Module, ...] = ()
     seats: tuple[Seat, ...] = ()
@@ -70,14 +118,16 @@ class Block(nn.Module):
     @nn.compact
     def __call__(
         self,
-        h_BTD: Array,
+        carried: tuple[Array, Array | None],
         segments_BT: Array,
         positions_BT: Array,
         starved_B: Array | None,
         inputs: tuple[MemoryInputs, ...],
         train: bool,
         drop_memory: bool,
-    ) -> Array:
+    ) -> tuple[Array, Array | None]:
+        stream, pre = carried
+
         def norm(name: str, h: Array) -> Array:
             return RMSNorm(
                 eps=self.norm_eps,
@@ -95,7 +145,7 @@ class Block(nn.Module):
 
         def weight(name: str) -> Array:
             scalar = self.param(name, nn.initializers.ones, (), self.dtypes.params)
-            return scalar.astype(h_BTD.dtype)
+            return scalar.astype(stream.dtype)
 
         def attend(h: Array) -> Array:
             attention = Attention(
@@ -133,27 +183,60 @@ class Block(nn.Module):
             return [i for i, seat in enumerate(self.seats) if seat.place == place]
 
         if self.three_branch:
-            attended = attend(h_BTD) * weight("w_attn")
-            fed = feed(h_BTD) * weight("w_ffn")
-            reads = jnp.zeros((), h_BTD.dtype)
+            attended = attend(stream) * weight("w_attn")
+            fed = feed(stream) * weight("w_ffn")
+            reads = jnp.zeros((), stream.dtype)
             for i, seat in enumerate(self.seats):
                 name = seat.name.replace("memory", "w_mem")
-                reads = reads + read(i, h_BTD) * weight(name)
-            h_BTD = h_BTD + attended + reads + fed
-        else:
-            for i in at("before_attention"):
-                h_BTD = h_BTD + read(i, h_BTD)
-            attended = attend(h_BTD)
-            h_BTD = h_BTD + attended
-            instead = at("instead_of_feed_forward")
-            fed = None if instead else feed(h_BTD)
-            beside = [read(i, h_BTD) for i in instead + at("beside_feed_forward")]
-            for branch in beside if fed is None else [fed, *beside]:
-                h_BTD = h_BTD + branch
-            for i in at("after_feed_forward"):
-                h_BTD = h_BTD + read(i, h_BTD)
-        rms("attention", attended)
-        if fed is not None:
+                reads = reads + read(i, stream) * weight(name)
+            rms("attention", attended)
             rms("feed_forward", fed)
-        rms("stream", h_BTD)
-        return h_BTD
+            stream = stream + attended + reads + fed
+            rms("stream", stream)
+            return stream, pre
+
+        def after(name: str, stream: Array, branch: Callable[[Array], Array]) -> Array:
+            """The stream after a sub-block."""
+            nonlocal pre
+            if self.hyper is None:
+                return stream + branch(stream)
+            mixing = HyperConnection(
+                n_streams=self.hyper.n_streams,
+                n_iterations=self.hyper.n_iterations,
+                eps=self.hyper.eps,
+                norm_eps=self.hyper.norm_eps,
+                dtypes=self.dtypes,
+                name=f"{name}_mixing",
+            )(stream)
+            stream = hyper_residual(stream, mixing, branch, pre=pre)
+            if pre is not None:
+                pre = mixing.pre
+            return stream
+
+        def after_memory(i: int, stream: Array) -> Array:
+            if self.seats[i].all_streams:
+                return stream + read(i, stream)
+            return after(self.seats[i].name, stream, lambda h: read(i, h))
+
+        def attention(h: Array) -> Array:
+            attended = attend(h)
+            rms("attention", attended)
+            return attended
+
+        def feed_forward(h: Array) -> Array:
+            """The feed-forward, what stands in for it and what stands beside it."""
+            instead, branches = at("instead_of_feed_forward"), []
+            if not instead:
+                branches = [feed(h)]
+                rms("feed_forward", branches[0])
+            branches += [read(i, h) for i in instead + at("beside_feed_forward")]
+            return sum(branches[1:], branches[0])
+
+        for i in at("before_attention"):
+            stream = after_memory(i, stream)
+        stream = after("attention", stream, attention)
+        stream = after("feed_forward", stream, feed_forward)
+        for i in at("after_feed_forward"):
+            stream = after_memory(i, stream)
+        rms("stream", stream)
+        return stream, pre

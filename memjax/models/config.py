@@ -8,6 +8,7 @@ When not: training, data and optimizer have configs of their own.
 from dataclasses import dataclass, field
 
 from memjax.errors import ConfigError
+from memjax.layers.block import HyperConfig
 from memjax.layers.engram import EngramConfig
 from memjax.layers.precision import PrecisionConfig
 from memjax.layers.token_rows import TokenRows
@@ -45,6 +46,8 @@ class ModelConfig:
             and p = memory_share * p_memory + (1 - memory_share) * p_backbone
             (arXiv:1911.00172 eq. 3).
         memory_share: lambda of the "probability" arrangement, 0 < lambda < 1.
+        hyper: hyper-connections between several residual streams; None: one stream,
+            added to.
         precision: dtypes.
     """
 
@@ -66,6 +69,7 @@ class ModelConfig:
     memories: tuple[Memory, ...] = ()
     arrangement: str = "residual"
     memory_share: float = 0.25
+    hyper: HyperConfig | None = None
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
 
     def __post_init__(self) -> None:
@@ -105,6 +109,10 @@ class ModelConfig:
         if self.arrangement not in ARRANGEMENTS:
             raise ConfigError(
                 "model.arrangement", self.arrangement, f"one of {ARRANGEMENTS}"
+            )
+        if self.hyper is not None and self.arrangement == "three_branch":
+            raise ConfigError(
+                "model.hyper", self.hyper, "None when arrangement = 'three_branch'"
             )
         if not 0.0 < self.memory_share < 1.0:
             raise ConfigError(
@@ -197,11 +205,20 @@ class ModelConfig:
             )
 
     def _check_engram(self, path: str, memory: EngramConfig) -> None:
-        if memory.n_branches != 1:
+        streams = 1 if self.hyper is None else self.hyper.n_streams
+        if memory.n_branches not in (1, streams):
             raise ConfigError(
                 f"{path}.n_branches",
                 memory.n_branches,
-                "1: this model has one residual stream",
+                "1: this model has one residual stream"
+                if streams == 1
+                else f"1, or all {streams} residual streams",
+            )
+        if memory.n_branches > 1 and "feed_forward" in memory.place.partition("_")[2]:
+            raise ConfigError(
+                f"{path}.place",
+                memory.place,
+                "'before_attention' for a memory on all residual streams",
             )
         n_ids = self.n_hashed_ids(memory)
         if n_ids > self.vocab_size:

@@ -30,11 +30,13 @@ from memjax.models.memories import (
     Placed,
     hashed,
     memory_module,
+    n_branches,
     placed,
     reads_tokens,
     shared_tables,
 )
 from memjax.ops.hashed_rows import Layout, hashed_rows
+from memjax.ops.hyper_connections import collapse, expand, first_pre
 from memjax.ops.ngram_layout import ngram_layouts
 from memjax.ops.token_classes import token_classes
 from memjax.parallel.row_sharding import RowSharding
@@ -233,11 +235,13 @@ class LanguageModel(nn.Module):
             )
             return MemoryInputs(segments_BT, positions_BT, rows_BTC, tables)
 
+        carried = self._expanded(h_BTD)
         for start, length, here in runs(config):
             inputs = tuple(inputs_of(start, seated.config) for seated in here)
             arguments = (segments_BT, positions_BT, starved_B, inputs)
             arguments = (*arguments, train, drop_memory)
-            h_BTD = self._run(start, length, here, h_BTD, arguments)
+            carried = self._run(start, length, here, carried, arguments)
+        h_BTD = self._collapsed(*carried)
         logits_BTV = self._head("head", "final_norm", h_BTD, embedding_VD)
         if config.arrangement != "probability" or drop_memory:
             return logits_BTV
@@ -254,14 +258,29 @@ class LanguageModel(nn.Module):
             **where,
         )
 
+    def _expanded(self, h_BTD: Array) -> tuple[Array, Array | None]:
+        """What the first block is handed: the stream, or M equal ones."""
+        hyper = self.config.hyper
+        if hyper is None:
+            return h_BTD, None
+        single = hyper.form == "single_pass"
+        pre = first_pre(h_BTD, hyper.n_streams) if single else None
+        return expand(h_BTD, hyper.n_streams), pre
+
+    def _collapsed(self, stream: Array, pre: Array | None) -> Array:
+        """One stream after the last block; without a `pre`, the sum of all."""
+        if self.config.hyper is None:
+            return stream
+        return collapse(stream, jnp.ones(stream.shape[:-1]) if pre is None else pre)
+
     def _run(
         self,
         start: int,
         length: int,
         here: tuple[Placed, ...],
-        h_BTD: Array,
+        carried: tuple[Array, Array | None],
         arguments: tuple[Any, ...],
-    ) -> Array:
+    ) -> tuple[Array, Array | None]:
         config = self.config
         block = Block
         if config.remat:
@@ -278,6 +297,7 @@ class LanguageModel(nn.Module):
             "dropout": config.dropout,
             "out_scale": (2 * config.n_layers) ** -0.5,
             "three_branch": config.arrangement == "three_branch",
+            "hyper": config.hyper,
             "dtypes": Dtypes.of(config.precision),
         }
         if here:
@@ -286,13 +306,18 @@ class LanguageModel(nn.Module):
                 for seated in here
             )
             options["seats"] = tuple(
-                Seat(seated.name, seated.config.place, seated.config.normed_input)
+                Seat(
+                    seated.name,
+                    seated.config.place,
+                    seated.config.normed_input,
+                    all_streams=n_branches(seated.config) > 1,
+                )
                 for seated in here
             )
         if length == 1:
-            return block(name=f"block_{start}", **options)(h_BTD, *arguments)
+            return block(name=f"block_{start}", **options)(carried, *arguments)
 
-        def body(module: Block, carry: Array, _: None) -> tuple[Array, None]:
+        def body(module: Block, carry: Any, _: None) -> tuple[Any, None]:
             return module(carry, *arguments), None
 
         scanned = nn.scan(
@@ -302,7 +327,7 @@ class LanguageModel(nn.Module):
             length=length,
         )
         module = block(name=f"blocks_{start}_{start + length - 1}", **options)
-        return scanned(module, h_BTD, None)[0]
+        return scanned(module, carried, None)[0]
 
     def _norm(self, name: str, h_BTD: Array) -> Array:
         dtypes = Dtypes.of(self.config.precision)

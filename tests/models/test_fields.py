@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from memjax.errors import ConfigError
+from memjax.layers.block import HyperConfig
 from memjax.layers.engram import EngramConfig
 from memjax.layers.precision import PrecisionConfig
 from memjax.models.config import ModelConfig
@@ -71,6 +72,7 @@ MODEL_CHANGES = {
     "scan_layers": False,
     "memories": (),
     "arrangement": "three_branch",
+    "hyper": HyperConfig(n_streams=2),
 }
 REFUSED = {
     "vocab_size": 0,
