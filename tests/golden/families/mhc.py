@@ -31,6 +31,8 @@ def run(case: Case) -> None:
     settings, data = case.settings, case.data
     settings.take("loss", one_of=(_LOSS,))
     settings.number("fn_scale", 0.0, float("inf"))  # how hc_fn was drawn
+    dtype = settings.take("dtype", default=case.dtype)
+    assert dtype == case.dtype, "settings.dtype is not the file's"
     n_streams, norm_eps = settings.take("hc_mult"), settings.take("norm_eps")
     assert data["x"].shape[2:] == (n_streams, settings.take("hidden_size"))
     layer = HyperConnection(
