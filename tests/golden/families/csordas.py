@@ -7,6 +7,15 @@ from tests.golden.case import Case
 from tests.golden.families.products import Arrays, Flat, reproduce
 
 _BOTH = (False, True)
+# How values start for custom_init 0 to 5: normal or truncated, and the fan.
+_STARTS = (
+    ("normal", "width"),
+    ("truncated_normal", "width"),
+    ("truncated_normal", "reads"),
+    ("truncated_normal", "slots"),
+    ("normal", "reads"),
+    ("normal", "slots"),
+)
 
 
 def run(case: Case) -> None:
@@ -19,6 +28,8 @@ def run(case: Case) -> None:
     sliced = settings.take("slice_values", default=False, one_of=_BOTH)
     projected = settings.take("query_proj", one_of=_BOTH)
     bias = settings.take("query_bias", default=False, one_of=_BOTH)
+    start = settings.take("custom_init", default=0, one_of=range(len(_STARTS)))
+    value_init, value_fan = _STARTS[start]
     # A softmax goes over all heads, but for sliced values, and where heads are summed.
     joint = activation == "softmax" and not sliced and not all_slots
     config = ProductKeyConfig(
@@ -28,10 +39,12 @@ def run(case: Case) -> None:
         k=None if all_slots else k,
         query="linear" if projected else "identity",
         query_bias=bias,
-        key_init="normal",
+        key_init=value_init,
         activation=activation,
         over="joint" if joint else "head",
         slice_values=sliced,
+        value_init=value_init,
+        value_fan=value_fan,
         value_width=arrays["grad_out"].shape[-1],
     )
     assert arrays["x"].shape[-1] == d_model
