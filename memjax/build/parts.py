@@ -5,16 +5,20 @@ Why: the floors below are handed functions and do not know each other.
 When not: starting a run is `memjax.run`; notebooks call ops, layers and transforms.
 """
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from memjax.data.compressed_vocab import CompressedVocab, load_classes
+from memjax.data.document_pieces import document_pieces
+from memjax.data.pipeline import prepare
 from memjax.data.tokenizer import load_tokenizer
 from memjax.evaluate.bits_per_byte import token_nats
 from memjax.experiment import Experiment
@@ -51,7 +55,9 @@ class Parts:
     @cached_property
     def model(self) -> LanguageModel:
         """The Linen module."""
-        return LanguageModel(self.experiment.model, self.table_sharding, self.classes)
+        return LanguageModel(
+            self.experiment.model, self.table_sharding, self.classes, self.token_counts
+        )
 
     @cached_property
     def classes(self) -> CompressedVocab | None:
@@ -59,6 +65,20 @@ class Parts:
         if not self.experiment.model.wants_classes:
             return None
         return load_classes(self.experiment.data.tokenizer)
+
+    @cached_property
+    def token_counts(self) -> tuple[int, ...] | None:
+        """How often each id occurs in train; None when no routing is balanced by it."""
+        experts = self.experiment.model.experts
+        if experts is None or experts.routing != "balanced":
+            return None
+        prepared, counts = prepare(self.experiment.data), 0
+        for part in prepared.parts:
+            for ids, _ in document_pieces(prepared.store(part.name, "train")):
+                counts = counts + np.bincount(
+                    ids.ravel(), minlength=self.experiment.model.vocab_size
+                )
+        return tuple(np.atleast_1d(counts).tolist())
 
     @cached_property
     def table_sharding(self) -> RowSharding | None:
@@ -283,8 +303,13 @@ class Parts:
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint must share beside the shapes: tokens and addressing."""
         model = self.experiment.model
-        classes = {} if self.classes is None else {"classes": self.classes.sha256}
-        return classes | {
+        addressing = {}
+        if self.classes is not None:
+            addressing["classes"] = self.classes.sha256
+        if self.token_counts is not None:
+            counts = np.asarray(self.token_counts, np.int64)
+            addressing["token_counts"] = hashlib.sha256(counts.tobytes()).hexdigest()
+        return addressing | {
             "tokenizer": load_tokenizer(self.experiment.data.tokenizer).fingerprint,
             "ngram_layouts": {
                 str(layer): layout.fingerprint()

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from memjax.experiment.definition import Experiment
+from memjax.layers.experts import ExpertsConfig
 from memjax.models.config import ModelConfig
 from memjax.models.memories import Memory
 from memjax.train.config import TrainConfig
@@ -20,6 +21,7 @@ _LARGEST = {
     "n_heads": 2,
     "n_branches": 2,
     "rows_per_head": 64,
+    "hot_rows": 64,
     "row_width": 8,
     "n_sub_keys": 16,
     "key_width": 8,
@@ -77,6 +79,10 @@ def _shrink_model(model: ModelConfig) -> ModelConfig:
         n_heads=2,
         n_kv_heads=1 if model.n_kv_heads < model.n_heads else 2,
         d_ff=64,
+        experts=None if model.experts is None else _shrink_experts(model.experts),
+        expert_layers=None
+        if model.expert_layers is None
+        else tuple(sorted({min(layer, n_layers - 1) for layer in model.expert_layers})),
         hyper=None
         if model.hyper is None
         else replace(model.hyper, n_streams=min(model.hyper.n_streams, 2)),
@@ -87,6 +93,18 @@ def _shrink_model(model: ModelConfig) -> ModelConfig:
         memories=tuple(
             _shrink_memory(memory, moved, model.d_model) for memory in model.memories
         ),
+    )
+
+
+def _shrink_experts(experts: ExpertsConfig) -> ExpertsConfig:
+    top_k = min(experts.top_k, 2)
+    n_experts = min(experts.n_experts, 4)
+    return replace(
+        experts,
+        top_k=top_k,
+        n_experts=max(n_experts // top_k, 1) * top_k,
+        d_ff=min(experts.d_ff, 16),
+        shared_d_ff=min(experts.shared_d_ff, 16),
     )
 
 

@@ -15,6 +15,7 @@ from jax import Array
 
 from memjax.errors import ConfigError
 from memjax.layers.attention import Attention
+from memjax.layers.experts import Experts, ExpertsConfig
 from memjax.layers.feed_forward import FeedForward
 from memjax.layers.hyper_connections import HyperConnection
 from memjax.layers.memory import MemoryInputs
@@ -95,6 +96,7 @@ class Block(nn.Module):
     Attributes:
         memories: modules with `read(x, inputs, train=, drop=)`, in the order in which
             they act; seats: where each sits.
+        experts: a mixture of experts as the feed-forward; None: a dense one.
     """
 
     n_heads: int
@@ -108,6 +110,7 @@ class Block(nn.Module):
     out_scale: float
     three_branch: bool
     hyper: HyperConfig | None
+    experts: ExpertsConfig | None
     dtypes: Dtypes
     memories: tuple[nn.Module, ...] = ()
     seats: tuple[Seat, ...] = ()
@@ -122,6 +125,7 @@ class Block(nn.Module):
         segments_BT: Array,
         positions_BT: Array,
         starved_B: Array | None,
+        expert_ids_BTK: Array | None,
         inputs: tuple[MemoryInputs, ...],
         train: bool,
         drop_memory: bool,
@@ -162,13 +166,22 @@ class Block(nn.Module):
             return dropped(attention(h, segments_BT, positions_BT, starved_B))
 
         def feed(h: Array) -> Array:
+            h = norm("feed_forward_norm", h)
+            if self.experts is not None:
+                experts = Experts(
+                    self.experts,
+                    dtypes=self.dtypes,
+                    out_scale=self.out_scale,
+                    name="feed_forward",
+                )
+                return dropped(experts(h, segments_BT > 0, expert_ids_BTK))
             feed_forward = FeedForward(
                 d_ff=self.d_ff,
                 out_scale=self.out_scale,
                 dtypes=self.dtypes,
                 name="feed_forward",
             )
-            return dropped(feed_forward(norm("feed_forward_norm", h)))
+            return dropped(feed_forward(h))
 
         def read(number: int, h: Array) -> Array:
             seat = self.seats[number]

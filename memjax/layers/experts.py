@@ -20,7 +20,7 @@ from memjax.errors import ConfigError, ShapeError
 from memjax.layers.feed_forward import FeedForward
 from memjax.layers.precision import Dtypes
 from memjax.layers.projection import projection
-from memjax.layers.record import record
+from memjax.layers.record import add_loss, record
 from memjax.ops.grouped_matmul import grouped_matmul
 from memjax.ops.hash_routing import (
     balanced_table,
@@ -67,6 +67,8 @@ class ExpertsConfig:
         normalize: scores of the chosen experts are divided by their sum. With top_k = 1
             that would leave nothing to learn and is refused.
         route_scale: factor on the weights.
+        balance_weight: weight of the balance loss of a learned routing in the training
+            loss (arXiv:2101.03961 has 0.01); 0: none, and experts may collapse.
     """
 
     n_experts: int = 8
@@ -79,6 +81,7 @@ class ExpertsConfig:
     scores: str = "softmax"
     normalize: bool = True
     route_scale: float = 1.0
+    balance_weight: float = 0.01
 
     def __post_init__(self) -> None:
         for field, allowed in (
@@ -101,6 +104,8 @@ class ExpertsConfig:
         check_choice(self.n_experts, self.top_k, "experts.top_k")
         if not 0 < self.route_scale < float("inf"):
             self._refuse("route_scale", "a finite number > 0")
+        if not 0 <= self.balance_weight < float("inf"):
+            self._refuse("balance_weight", "a finite number >= 0")
         if self.routing in ("learned", "balanced") and self.hash_seed:
             self._refuse("hash_seed", f"0 when routing = {self.routing!r}")
         if self.routing == "sliced" and self.n_experts % self.top_k:
@@ -192,8 +197,7 @@ class Experts(nn.Module):
 
     Records `load` (int32 [E], pairs of a real token and its expert), `load_ratio`
     (largest over mean load, 0 without tokens), and for learned routing `balance_loss`
-    (`ops.routing.balance_loss`), which the training loss adds with a weight of its own
-    (Switch: 0.01), else experts collapse.
+    (`ops.routing.balance_loss`), which is added to the training loss with its weight.
 
     Attributes:
         out_scale: as in `FeedForward`.
@@ -276,7 +280,10 @@ class Experts(nn.Module):
         if learned and scores is not None:
             routing = choose_experts(scores, config.top_k, **options)
             load = expert_load(routing.experts, n_experts, mask_BT)
-            record(self, "balance_loss", balance_loss(scores, load, mask_BT))
+            loss = balance_loss(scores, load, mask_BT)
+            record(self, "balance_loss", loss)
+            if config.balance_weight > 0:
+                add_loss(self, "balance", config.balance_weight * loss)
         else:
             check_shape("expert_ids", expert_ids_BTK, shape)
             assert expert_ids_BTK is not None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from memjax.errors import ConfigError
 from memjax.layers.block import HyperConfig
 from memjax.layers.engram import EngramConfig
+from memjax.layers.experts import ExpertsConfig
 from memjax.layers.precision import PrecisionConfig
 from memjax.layers.token_rows import TokenRows
 from memjax.models.memories import Memory, reads_tokens, shared_tables
@@ -46,6 +47,8 @@ class ModelConfig:
             and p = memory_share * p_memory + (1 - memory_share) * p_backbone
             (arXiv:1911.00172 eq. 3).
         memory_share: lambda of the "probability" arrangement, 0 < lambda < 1.
+        experts: a mixture of experts as the feed-forward; None: dense ones of d_ff.
+        expert_layers: blocks that have it; None: all.
         hyper: hyper-connections between several residual streams; None: one stream,
             added to.
         precision: dtypes.
@@ -69,6 +72,8 @@ class ModelConfig:
     memories: tuple[Memory, ...] = ()
     arrangement: str = "residual"
     memory_share: float = 0.25
+    experts: ExpertsConfig | None = None
+    expert_layers: tuple[int, ...] | None = None
     hyper: HyperConfig | None = None
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
 
@@ -101,6 +106,7 @@ class ModelConfig:
         if self.window is not None and self.window < 1:
             raise ConfigError("model.window", self.window, "None or at least 1")
         self._check_starvation()
+        self._check_experts()
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError("model.dropout", self.dropout, "0 <= dropout < 1")
         for name in ("rope_theta", "norm_eps"):
@@ -119,6 +125,30 @@ class ModelConfig:
                 "model.memory_share", self.memory_share, "0 < memory_share < 1"
             )
         self._check_memories()
+
+    def _check_experts(self) -> None:
+        layers = self.expert_layers
+        if layers is None:
+            return
+        fits = isinstance(layers, tuple) and list(layers) == sorted(set(layers))
+        if self.experts is None or not fits or not layers:
+            raise ConfigError(
+                "model.expert_layers",
+                layers,
+                "None, or ascending block indices when there are experts",
+            )
+        if layers[0] < 0 or layers[-1] >= self.n_layers:
+            raise ConfigError(
+                "model.expert_layers",
+                layers,
+                f"block indices below n_layers = {self.n_layers}",
+            )
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward of a block is a mixture of experts."""
+        if self.experts is None:
+            return False
+        return self.expert_layers is None or layer in self.expert_layers
 
     def _check_starvation(self) -> None:
         window = self.starve_window

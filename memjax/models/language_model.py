@@ -35,6 +35,7 @@ from memjax.models.memories import (
     reads_tokens,
     shared_tables,
 )
+from memjax.ops.hash_routing import bigram_experts, table_experts
 from memjax.ops.hashed_rows import Layout, hashed_rows
 from memjax.ops.hyper_connections import collapse, expand, first_pre
 from memjax.ops.ngram_layout import ngram_layouts
@@ -70,11 +71,12 @@ def layouts(config: ModelConfig) -> dict[int, Layout]:
                 layer_ids=memory.layers,
                 seed=memory.hash_seed,
             )
+            found |= {cold.layer_id: memory.layout_of(cold) for cold in of_memory}
         except ConfigError as error:
-            name = _FIELDS.get(error.field, error.field)
+            name = error.field.removeprefix("memories.")
+            name = _FIELDS.get(name, name)
             field = f"model.memories.{i}.{name}"
             raise ConfigError(field, error.value, error.allowed) from None
-        found |= {layout.layer_id: layout for layout in of_memory}
     return found
 
 
@@ -98,8 +100,7 @@ def table_reads(config: ModelConfig) -> dict[str, TableReads]:
     for layer in range(config.n_layers + 1):
         for memory, name in placed(config.memories, layer):
             if isinstance(memory, EngramConfig):
-                n_rows = layouts(config)[layer].n_rows
-                specs = {"table": memory.table_spec(n_rows)}
+                specs = memory.specs(layouts(config)[layer].n_rows)
             else:
                 specs = memory.table_specs(config.d_model)
             owner = f"block_{layer}/{name}" if layer < config.n_layers else name
@@ -124,7 +125,11 @@ def runs(config: ModelConfig) -> Iterator[tuple[int, int, tuple[Placed, ...]]]:
         here = placed(config.memories, start)
         end = start + 1
         if not here and config.scan_layers:
-            while end < config.n_layers and not placed(config.memories, end):
+            while (
+                end < config.n_layers
+                and not placed(config.memories, end)
+                and config.has_experts(end) == config.has_experts(start)
+            ):
                 end += 1
         yield start, end - start, here
         start = end
@@ -142,11 +147,13 @@ class LanguageModel(nn.Module):
         config: the model.
         table_sharding: how tables in mode "rows" are divided; None: not divided.
         classes: of the tokens, for memories whose `n_token_classes` is set.
+        counts: how often each token occurs in training, for the routing "balanced".
     """
 
     config: ModelConfig
     table_sharding: RowSharding | None = None
     classes: CompressedVocab | None = None
+    counts: tuple[int, ...] | None = None
 
     @nn.nowrap
     def hashed_ids(self, tokens_BT: Any, layout: Layout) -> Any:
@@ -235,11 +242,13 @@ class LanguageModel(nn.Module):
             )
             return MemoryInputs(segments_BT, positions_BT, rows_BTC, tables)
 
+        expert_ids_BTK = self._expert_ids(tokens_BT, segments_BT)
         carried = self._expanded(h_BTD)
         for start, length, here in runs(config):
             inputs = tuple(inputs_of(start, seated.config) for seated in here)
-            arguments = (segments_BT, positions_BT, starved_B, inputs)
-            arguments = (*arguments, train, drop_memory)
+            arguments = (segments_BT, positions_BT, starved_B)
+            ids = expert_ids_BTK if config.has_experts(start) else None
+            arguments = (*arguments, ids, inputs, train, drop_memory)
             carried = self._run(start, length, here, carried, arguments)
         h_BTD = self._collapsed(*carried)
         logits_BTV = self._head("head", "final_norm", h_BTD, embedding_VD)
@@ -248,6 +257,18 @@ class LanguageModel(nn.Module):
         (memory,) = config.memories
         inputs = inputs_of(config.n_layers, memory)
         return self._mixture(logits_BTV, h_BTD, inputs, train)
+
+    def _expert_ids(self, tokens_BT: Array, segments_BT: Array) -> Array | None:
+        """int32 [B, T, K] where experts follow from the tokens, else None."""
+        experts, n_ids = self.config.experts, self.config.vocab_size
+        if experts is None or experts.routing == "learned":
+            return None
+        if experts.routing == "bigram":
+            layout = experts.layout(n_ids, n_ids - 1)
+            return bigram_experts(tokens_BT, layout, segments_BT=segments_BT)
+        if self.is_initializing():  # no parameter depends on the choice
+            return jnp.zeros((*tokens_BT.shape, experts.top_k), jnp.int32)
+        return table_experts(experts.table(n_ids, self.counts), tokens_BT)
 
     def _memory(self, layer: int, memory: Memory, **where: Any) -> nn.Module:
         return memory_module(
@@ -285,7 +306,7 @@ class LanguageModel(nn.Module):
         block = Block
         if config.remat:
             # Inside a scan the compiler cannot undo it, and guarding costs time.
-            block = nn.remat(block, static_argnums=(6, 7), prevent_cse=length == 1)
+            block = nn.remat(block, static_argnums=(7, 8), prevent_cse=length == 1)
         options = {
             "n_heads": config.n_heads,
             "n_kv_heads": config.n_kv_heads,
@@ -298,6 +319,7 @@ class LanguageModel(nn.Module):
             "out_scale": (2 * config.n_layers) ** -0.5,
             "three_branch": config.arrangement == "three_branch",
             "hyper": config.hyper,
+            "experts": config.experts if config.has_experts(start) else None,
             "dtypes": Dtypes.of(config.precision),
         }
         if here:

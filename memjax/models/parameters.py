@@ -50,6 +50,16 @@ def labels(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(label, params)
 
 
+def _share_used(path: tuple[str, ...], config: ModelConfig) -> float:
+    """The part of a kernel that a token is multiplied by: top_k of all experts."""
+    if config.experts is None or "feed_forward" not in path:
+        return 1.0
+    layer = int(path[0].split("_")[1])
+    if not config.has_experts(layer) or path[-2] == "router" or "shared" in path:
+        return 1.0
+    return config.experts.top_k / config.experts.n_experts
+
+
 def _is_table(name: str) -> bool:
     return name == "table" or name.endswith("_table")
 
@@ -150,10 +160,15 @@ def cost(config: ModelConfig, context: int) -> ModelCost:
     leaves = jax.tree.leaves(params)
     sizes = [int(np.prod(leaf.shape, dtype=np.int64)) for leaf in leaves]
     nbytes = [n * leaf.dtype.itemsize for n, leaf in zip(sizes, leaves, strict=True)]
-    names = [str(path[-1].key) for path, _ in jax.tree.leaves_with_path(params)]
-    is_table = [_is_table(name) for name in names]
+    paths = [
+        tuple(str(part.key) for part in path)
+        for path, _ in jax.tree.leaves_with_path(params)
+    ]
+    is_table = [_is_table(path[-1]) for path in paths]
     multiplied = sum(
-        n for n, name in zip(sizes, names, strict=True) if _kind(name) in _MULTIPLIED
+        n * _share_used(path, config)
+        for n, path in zip(sizes, paths, strict=True)
+        if _kind(path[-1]) in _MULTIPLIED
     )
     reads = table_reads(config).values()
     multiplied += sum(read.rows * read.width for read in reads if read.weighed)
@@ -161,7 +176,7 @@ def cost(config: ModelConfig, context: int) -> ModelCost:
     heads = 1 + (config.arrangement == "probability")
     seen = min(context, config.window or context)
     pairs = seen - seen * (seen - 1) / (2 * context)
-    flops = 2 * multiplied + inner
+    flops = int(2 * multiplied) + inner
     flops += 2 * heads * config.vocab_size * config.d_model
     flops += int(4 * config.n_layers * pairs * config.d_model)
     itemsize = jnp.dtype(config.precision.tables).itemsize

@@ -11,6 +11,7 @@ import pytest
 from memjax.errors import ConfigError
 from memjax.layers.block import HyperConfig
 from memjax.layers.engram import EngramConfig
+from memjax.layers.experts import ExpertsConfig
 from memjax.layers.precision import PrecisionConfig
 from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel
@@ -73,6 +74,7 @@ MODEL_CHANGES = {
     "memories": (),
     "arrangement": "three_branch",
     "hyper": HyperConfig(n_streams=2),
+    "experts": ExpertsConfig(n_experts=2, d_ff=4),
 }
 REFUSED = {
     "vocab_size": 0,
@@ -90,6 +92,7 @@ REFUSED = {
     "memories": (MEMORY, MEMORY),
     "starve_prob": 0.5,
     "starve_window": 2,
+    "expert_layers": (1,),
 }
 
 
@@ -122,7 +125,8 @@ def test_the_tables_of_changes_are_complete():
     elsewhere |= {"n_token_classes"}  # needs classes: see test_token_classes.py
     assert fields - set(MEMORY_CHANGES) == elsewhere, "tests of the layer change them"
     fields = {f.name for f in dataclasses.fields(ModelConfig)}
-    elsewhere = {"remat", "memory_share", "precision", "starve_prob", "starve_window"}
+    elsewhere = {"expert_layers"}  # see test_experts_model
+    elsewhere |= {"remat", "memory_share", "precision", "starve_prob", "starve_window"}
     assert fields - set(MODEL_CHANGES) == elsewhere
 
 
