@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from memjax.evaluate.ngram_counts import KeyCounts, keys_are_exact, ngram_keys
+from memjax.evaluate.ngram_counts import KeyCounts
 from memjax.ops.column_layout import ColumnLayout
 from memjax.ops.hashed_rows import HashLayout, host_hashed_rows
 from memjax.ops.look_back import look_backs
+from memjax.ops.ngram_key import keys_are_exact, ngram_keys
 
 
 def expected_shared_frac(n_ngrams: int, n_rows: int) -> float:

@@ -20,6 +20,7 @@ from memjax.models.language_model import LanguageModel, layouts
 from memjax.models.memories import hashed, placed
 from memjax.models.parameters import split_variables
 from memjax.ops.hashed_rows import HashLayout
+from memjax.ops.hot_tier import HotLayout
 from memjax.ops.ngram_window import WindowLayout
 
 _MODULE = re.compile(r"memory(_\d+)?")
@@ -75,13 +76,17 @@ def memory_records(metrics: Any, config: ModelConfig) -> dict[str, dict[str, Arr
 
 
 def hashed_layouts(config: ModelConfig) -> dict[str, HashLayout]:
-    """{memory: its layout} of the memories that are hashed."""
-    return {
-        memory_name(layer, module): layout
-        for layer, layout in layouts(config).items()
-        for memory, module in placed(config.memories, layer)
-        if hashed(memory) and not isinstance(layout, WindowLayout)
-    }
+    """{memory: its layout} of the memories that are hashed.
+
+    Of one with a hot tier that of its cold table, as if every token read that.
+    """
+    found: dict[str, HashLayout] = {}
+    for layer, layout in layouts(config).items():
+        cold = layout.cold if isinstance(layout, HotLayout) else layout
+        for memory, module in placed(config.memories, layer):
+            if hashed(memory) and not isinstance(cold, WindowLayout):
+                found[memory_name(layer, module)] = cold
+    return found
 
 
 def slot_tables(config: ModelConfig) -> dict[str, SlotTable]:

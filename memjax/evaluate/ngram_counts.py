@@ -1,7 +1,7 @@
 """How often each n-gram of a corpus occurs, counted on the host.
 
-What: n-grams as 64-bit keys, `KeyCounts` of a stream of keys, and `NgramCounts`, which
-    counts a corpus and answers for any token how often its n-gram was there.
+What: `KeyCounts` of a stream of keys, and `NgramCounts`, which counts a corpus, answers
+    for any token how often its n-gram was there, and names the most frequent ones.
 Why: whether a memory helps on what it saw often or on what it saw once is decided by
     these counts.
 When not: which rows a table reads; see ops.ngram_hash.
@@ -14,39 +14,9 @@ import numpy as np
 
 from memjax.errors import ConfigError
 from memjax.ops.look_back import look_backs
+from memjax.ops.ngram_key import keys_are_exact, ngram_keys
 
-_MIXERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _PENDING = 1 << 20
-
-
-def keys_are_exact(order: int, vocab_size: int) -> bool:
-    """Whether n-grams and 64-bit keys are one to one: bytes up to order 7."""
-    return vocab_size**order <= 1 << 64
-
-
-def ngram_keys(tokens: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
-    """One uint64 for each n-gram.
-
-    Args:
-        tokens: n integer arrays of one shape, the newest token first; ids in
-            [0, vocab_size).
-        vocab_size: V.
-
-    Returns:
-        uint64, the same shape. Where V^n <= 2^64 the digits of base V, so that equal
-        keys are equal n-grams. For larger n or V a 64-bit mix: some two of U distinct
-        n-grams share a key with probability about U^2 / 2^65 (for ten million, 3 in
-        a million).
-    """
-    exact = keys_are_exact(len(tokens), vocab_size)
-    key = np.zeros(np.shape(tokens[0]), np.uint64)
-    for token in reversed(tokens):
-        key = key * np.uint64(vocab_size) + np.asarray(token).astype(np.uint64)
-        if not exact:
-            for mixer, shift in zip(_MIXERS, (30, 27), strict=True):
-                key = (key ^ (key >> np.uint64(shift))) * mixer
-            key ^= key >> np.uint64(31)
-    return key
 
 
 class KeyCounts:
@@ -121,6 +91,15 @@ class NgramCounts:
         """
         keys_BT, whole_BT = self._keys(ids_BT, segments_BT)
         return np.where(whole_BT, self._counts.counts_of(keys_BT), -1)
+
+    def most_frequent(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys (uint64) and counts of the n most frequent n-grams, or of all there are.
+
+        By falling count, equal counts by rising key (`ops.ngram_key.ngram_keys`).
+        """
+        keys, counts, _ = self._counts.result()
+        best = np.argsort(-counts, kind="stable")[:n]
+        return keys[best], counts[best]
 
     def _keys(self, ids_BT: Any, segments_BT: Any) -> tuple[np.ndarray, np.ndarray]:
         windows = look_backs(np.asarray(ids_BT), self.order, segments_BT=segments_BT)

@@ -24,6 +24,8 @@ from memjax.layers.projection import projection
 from memjax.layers.record import record
 from memjax.layers.table import Table
 from memjax.ops.gates import GATE_KINDS, gate_of
+from memjax.ops.hot_tier import HotLayout
+from memjax.ops.ngram_layout import NgramLayout
 from memjax.ops.short_conv import short_conv
 from memjax.parallel.row_sharding import RowSharding
 
@@ -149,6 +151,14 @@ class EngramConfig(MemoryConfig):
         """The table, whose rows R the hash layout decides."""
         return TableSpec(n_rows, self.row_width, self.table_std, self.n_columns)
 
+    def specs(self, n_rows: int) -> dict[str, TableSpec]:
+        """{name: table} of all tables, for a hashed one of R rows."""
+        return {"table": self.table_spec(n_rows)}
+
+    def layout_of(self, layout: NgramLayout) -> NgramLayout | HotLayout:
+        """What the rows of a layer follow from, given the layout of its hash."""
+        return layout
+
 
 def _conv_init(kind: str, n_taps: int) -> nn.initializers.Initializer:
     if kind == "zero":
@@ -246,21 +256,20 @@ class Engram(nn.Module):
             raise ConfigError(
                 "memories.n_branches", n_branches, f"{got_branches}, as the stream has"
             )
-        columns = self.n_columns or config.n_columns
+        columns = self.columns()
         if rows_BTC is None:
             raise ShapeError("rows_BTC", (), (n_batch, n_tokens, columns))
         check_shape("rows_BTC", rows_BTC, (n_batch, n_tokens, columns))
-        table = own_tables(
+        found = own_tables(
             self,
             config,
-            {"table": config.table_spec(self.n_rows)},
+            config.specs(self.n_rows),
             tables,
             self.dtypes,
             self.sharding,
-        )["table"]
-        rows_BTCW = table.gather(self, rows_BTC)
-        e_BTE = rows_BTCW.reshape(n_batch, n_tokens, columns * config.row_width)
-        e_BTE = e_BTE.astype(self.dtypes.compute)
+        )
+        rows_BTCW = self.retrieve(found, rows_BTC, token_mask_BT)
+        e_BTE = rows_BTCW.reshape(n_batch, n_tokens, -1).astype(self.dtypes.compute)
         record(self, "rows", e_BTE)
         form = self._demo if config.form == "demo" else self._v41
         score_BTM, value_BTD = form(h_BTMD, e_BTE)
@@ -279,6 +288,17 @@ class Engram(nn.Module):
             refine=lambda gated: gated + self._convolved(gated, segments_BT),
         )
         return out_BTMD.reshape(hidden.shape)
+
+    def columns(self) -> int:
+        """Row ids per token."""
+        return self.n_columns or self.config.n_columns
+
+    def retrieve(
+        self, tables: dict[str, Table], rows_BTC: Array, token_mask_BT: Array | None
+    ) -> Array:
+        """Rows [B, T, C, W] of the table."""
+        del token_mask_BT
+        return tables["table"].gather(self, rows_BTC)
 
     def _norm(self, name: str, eps: float) -> RMSNorm:
         return RMSNorm(

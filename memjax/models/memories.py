@@ -16,6 +16,7 @@ from memjax.layers.byte_engram import ByteEngramConfig
 from memjax.layers.engram import Engram, EngramConfig
 from memjax.layers.fast_weight import FastWeightMemory
 from memjax.layers.fast_weight_config import FastWeightConfig
+from memjax.layers.hot_engram import HotEngram, HotEngramConfig
 from memjax.layers.memory import PLACES, MemoryConfig, TableSpec
 from memjax.layers.memory_plus import MemoryPlus, MemoryPlusConfig
 from memjax.layers.ngram_embedding import NgramEmbedding, NgramEmbeddingConfig
@@ -37,6 +38,7 @@ Memory: TypeAlias = (
     | NgramKeysConfig
     | ByteEngramConfig
     | NgramEmbeddingConfig
+    | HotEngramConfig
 )
 
 KINDS: Mapping[type[MemoryConfig], type[nn.Module]] = {
@@ -48,6 +50,7 @@ KINDS: Mapping[type[MemoryConfig], type[nn.Module]] = {
     NgramKeysConfig: NgramKeys,
     ByteEngramConfig: Engram,
     NgramEmbeddingConfig: NgramEmbedding,
+    HotEngramConfig: HotEngram,
 }
 
 

@@ -12,12 +12,13 @@ import jax
 import numpy as np
 
 from memjax.ops.column_layout import ColumnLayout
+from memjax.ops.hot_tier import HotLayout
 from memjax.ops.ngram_hash import host_ngram_rows, ngram_rows
 from memjax.ops.ngram_layout import NgramLayout
 from memjax.ops.ngram_window import WindowLayout
 
 HashLayout: TypeAlias = NgramLayout | ColumnLayout
-Layout: TypeAlias = HashLayout | WindowLayout
+Layout: TypeAlias = HashLayout | HotLayout | WindowLayout
 
 
 def hashed_rows(

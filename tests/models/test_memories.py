@@ -13,6 +13,7 @@ from memjax.errors import ConfigError
 from memjax.layers.byte_engram import ByteEngramConfig
 from memjax.layers.engram import EngramConfig
 from memjax.layers.fast_weight_config import FastWeightConfig
+from memjax.layers.hot_engram import HotEngramConfig
 from memjax.layers.memory import PLACES
 from memjax.layers.memory_plus import MemoryPlusConfig
 from memjax.layers.ngram_embedding import NgramEmbeddingConfig
@@ -42,6 +43,7 @@ SMALL = {
     "ngram_embedding": NgramEmbeddingConfig(
         layers=(1,), n_heads=2, rows_per_head=53, row_width=4, average=False
     ),
+    "hot_engram": HotEngramConfig(n_heads=2, rows_per_head=53, row_width=4),
 }
 BASE = ModelConfig(
     vocab_size=17, n_layers=3, d_model=16, n_heads=2, n_kv_heads=2, d_ff=12
