@@ -25,7 +25,8 @@ from memjax.experiment import Experiment
 from memjax.layers.record import LOSSES
 from memjax.layers.row_grad import value_and_row_grad
 from memjax.layers.table import READS, TABLES
-from memjax.models.language_model import LanguageModel, layouts, table_reads
+from memjax.models.language_model import LanguageModel
+from memjax.models.layouts import layouts, table_reads
 from memjax.models.parameters import (
     STATE,
     abstract_params,

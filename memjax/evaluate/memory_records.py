@@ -16,7 +16,8 @@ from jax import Array
 from memjax.evaluate.usage import UsageCounter
 from memjax.layers.record import METRICS
 from memjax.models.config import ModelConfig
-from memjax.models.language_model import LanguageModel, layouts
+from memjax.models.language_model import LanguageModel
+from memjax.models.layouts import layouts
 from memjax.models.memories import hashed, placed
 from memjax.models.parameters import split_variables
 from memjax.ops.hashed_rows import HashLayout

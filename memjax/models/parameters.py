@@ -17,7 +17,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from memjax.layers.table import TABLES
 from memjax.models.config import ModelConfig
-from memjax.models.language_model import LanguageModel, table_reads
+from memjax.models.language_model import LanguageModel
+from memjax.models.layouts import table_reads
 
 _LABELS = {
     "kernel": "matrix",

@@ -7,7 +7,8 @@ from memjax.evaluate.bits_per_byte import token_nats
 from memjax.evaluate.memory_health import make_health, usage
 from memjax.layers.engram import EngramConfig
 from memjax.models.config import ModelConfig
-from memjax.models.language_model import LanguageModel, layouts
+from memjax.models.language_model import LanguageModel
+from memjax.models.layouts import layouts
 
 
 def test_usage_counts_rows_and_their_entropy():

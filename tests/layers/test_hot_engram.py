@@ -15,7 +15,8 @@ from memjax.layers.memory import MemoryInputs
 from memjax.layers.record import METRICS
 from memjax.layers.row_grad import value_and_row_grad
 from memjax.models.config import ModelConfig
-from memjax.models.language_model import LanguageModel, layouts, table_reads
+from memjax.models.language_model import LanguageModel
+from memjax.models.layouts import layouts, table_reads
 from memjax.models.parameters import labels, split_variables
 from memjax.ops.hot_tier import HotIndex
 from memjax.ops.row_gradient import dense_gradient, unique_rows

@@ -10,7 +10,7 @@ import pytest
 from memjax.errors import ConfigError
 from memjax.layers.engram import EngramConfig
 from memjax.models.config import ModelConfig
-from memjax.models.language_model import layouts
+from memjax.models.layouts import layouts
 
 NAN = float("nan")
 

@@ -12,7 +12,8 @@ from memjax.layers.engram import EngramConfig
 from memjax.layers.precision import PrecisionConfig
 from memjax.layers.record import METRICS
 from memjax.models.config import ModelConfig
-from memjax.models.language_model import LanguageModel, layouts, runs
+from memjax.models.language_model import LanguageModel, runs
+from memjax.models.layouts import layouts
 from memjax.models.parameters import abstract_params, cost, labels
 from tests.models.parameters import filled
 

@@ -22,7 +22,8 @@ from memjax.layers.peer import PeerConfig
 from memjax.layers.product_key_config import ProductKeyConfig
 from memjax.layers.row_grad import value_and_row_grad
 from memjax.models.config import ModelConfig
-from memjax.models.language_model import LanguageModel, table_reads
+from memjax.models.language_model import LanguageModel
+from memjax.models.layouts import table_reads
 from memjax.models.memories import KINDS
 from memjax.models.parameters import abstract_params, cost, labels, split_variables
 from memjax.ops.gates import COMBINE_MODES

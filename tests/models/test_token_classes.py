@@ -20,7 +20,8 @@ from memjax.experiment import Experiment
 from memjax.layers.engram import EngramConfig
 from memjax.layers.record import METRICS
 from memjax.models.config import ModelConfig
-from memjax.models.language_model import LanguageModel, layouts
+from memjax.models.language_model import LanguageModel
+from memjax.models.layouts import layouts
 from tests.models.parameters import filled
 
 MEMORY = EngramConfig(
