@@ -10,6 +10,7 @@ from typing import Any
 
 from memjax.experiment.definition import Experiment
 from memjax.layers.experts import ExpertsConfig
+from memjax.layers.product_key_config import ProductKeyConfig
 from memjax.models.config import ModelConfig
 from memjax.models.memories import Memory
 from memjax.train.config import TrainConfig
@@ -29,6 +30,7 @@ _LARGEST = {
     "value_width": 16,
     "hidden_sizes": 16,
     "chunk": 8,
+    "lookahead": 4,
     "modulo_rows": 16,
     "half_k": 4,
     "code_width": 4,
@@ -120,6 +122,10 @@ def _shrink_memory(memory: Memory, moved: dict[int, int], d_model: int) -> Memor
             small[field.name] = tuple(min(size, largest) for size in value)
         else:
             small[field.name] = min(value, largest)
+    if isinstance(memory, ProductKeyConfig) and memory.key_init == "binary":
+        # A key for every pattern of signs.
+        width = small.get("key_width", _D_MODEL)
+        small["n_sub_keys"] = 2 ** (width if memory.flat else width // 2)
     return replace(memory, **small)
 
 

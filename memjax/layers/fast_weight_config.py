@@ -124,6 +124,12 @@ class FastWeightConfig(MemoryConfig):
         except ConfigError as error:
             name = f"memories.{error.field}"
             raise ConfigError(name, error.value, error.allowed) from None
+        if self.lookahead >= self.chunk:
+            raise ConfigError(
+                "memories.lookahead",
+                self.lookahead,
+                f"below chunk = {self.chunk}: later chunks hold no targets of this one",
+            )
         if not 0 < self.norm_eps < float("inf"):
             raise ConfigError("memories.norm_eps", self.norm_eps, "above 0 and finite")
         self._check_where()

@@ -8,7 +8,7 @@ When not: options of one kind of memory live beside that layer.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -16,6 +16,7 @@ import flax.struct
 from jax import Array
 
 from memjax.errors import ConfigError
+from memjax.layers.decode_piece import Piece
 from memjax.layers.precision import Dtypes
 from memjax.layers.table import TABLE_MODES, Table, declare_table
 from memjax.ops.gates import COMBINE_MODES
@@ -64,6 +65,7 @@ class MemoryConfig:
     shared_table: str | None = None
 
     def __post_init__(self) -> None:
+        check_numbers(self, "memories")
         if not isinstance(self.layers, tuple):
             raise ConfigError("memories.layers", self.layers, "a tuple such as (1,)")
         if any(isinstance(n, bool) or not isinstance(n, int) for n in self.layers):
@@ -152,12 +154,16 @@ class MemoryInputs:
         positions_BT: int32 position inside the document.
         rows_BTC: int32 row ids of a memory addressed by tokens; None for the others.
         tables: {name: table} when the table is shared; None: it has its own.
+        piece: when rows go on from a cache, where they stand; the segments are then
+            its documents. A memory that looks at other tokens than its own keeps what
+            it needs of them in the collection "cache".
     """
 
     segments_BT: Array
     positions_BT: Array
     rows_BTC: Array | None = None
     tables: dict[str, Table] | None = None
+    piece: Piece | None = None
 
 
 def own_tables(
@@ -184,6 +190,18 @@ def own_tables(
         )
         for name, spec in specs.items()
     }
+
+
+def check_numbers(config: Any, prefix: str) -> None:
+    """ConfigError for a field annotated as a float that is no number."""
+    for field in fields(config):
+        if field.type not in (float, float | None):
+            continue
+        value = getattr(config, field.name)
+        if value is None and field.type is not float:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{prefix}.{field.name}", value, "a number")
 
 
 def check_fields(config: Any, allowed: Mapping[str, tuple[Any, ...]]) -> None:

@@ -11,6 +11,7 @@ from memjax.errors import ConfigError
 from memjax.layers.block import HyperConfig
 from memjax.layers.engram import EngramConfig
 from memjax.layers.experts import ExpertsConfig
+from memjax.layers.memory import check_numbers
 from memjax.layers.precision import PrecisionConfig
 from memjax.layers.token_rows import TokenRows
 from memjax.models.memories import Memory, reads_tokens, shared_tables
@@ -78,6 +79,7 @@ class ModelConfig:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
 
     def __post_init__(self) -> None:
+        check_numbers(self, "model")
         for name in (
             "vocab_size",
             "n_layers",

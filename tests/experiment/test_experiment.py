@@ -19,6 +19,8 @@ from memjax.experiment import (
     to_dict,
 )
 from memjax.layers.engram import EngramConfig
+from memjax.layers.fast_weight_config import FastWeightConfig
+from memjax.layers.product_key_config import ProductKeyConfig
 from memjax.models.config import ModelConfig
 from memjax.parallel.mesh import MeshConfig
 from memjax.train.config import TrainConfig
@@ -212,6 +214,26 @@ def test_shrink_keeps_the_structure(changes):
     assert small.optim.learning_rate == experiment.optim.learning_rate
     assert small.data.corpora == experiment.data.corpora
     assert shrink(small) == small
+
+
+def test_shrink_keeps_what_must_fit_together():
+    """Sign-pattern keys, widths of the stream, targets inside a chunk."""
+    memories = (
+        ProductKeyConfig(
+            layers=(0,), flat=True, key_init="binary", n_sub_keys=1024, key_width=10
+        ),
+        ProductKeyConfig(
+            layers=(1,), query="identity", key_width=128, value_width=128, k=3
+        ),
+        FastWeightConfig(layers=(2,), chunk=64, lookahead=40),
+    )
+    model = ModelConfig(n_layers=3, d_model=128, memories=memories)
+    small = shrink(Experiment(name="s", model=model)).model.memories
+    assert (small[0].n_sub_keys, small[0].key_width) == (256, 8)
+    assert (small[1].key_width, small[1].value_width) == (32, 32)
+    assert small[2].lookahead < small[2].chunk
+    with pytest.raises(ConfigError, match="memories.lookahead = 8"):
+        replace(memories[2], chunk=8, lookahead=8)
 
 
 def test_shrink_moves_the_memory_of_the_probability_arrangement():

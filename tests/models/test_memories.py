@@ -294,3 +294,14 @@ def test_costs_count_the_arithmetic_inside_a_memory():
     both = cost(model_with(fixed), 10)
     assert both.table_params == sizes.table_params == 2 * 25 * 6
     assert both.dense_params == sizes.dense_params
+
+
+def test_a_word_where_a_number_belongs_is_an_error_of_ours():
+    for kind, memory in SMALL.items():
+        floats = [f.name for f in dataclasses.fields(memory) if f.type is float]
+        assert "cap" in floats, kind
+        for name in floats:
+            with pytest.raises(ConfigError, match=rf"memories\.{name} = 'high'"):
+                dataclasses.replace(memory, **{name: "high"})
+    with pytest.raises(ConfigError, match=r"model\.dropout = True"):
+        dataclasses.replace(BASE, dropout=True)
