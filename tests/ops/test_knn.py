@@ -30,6 +30,7 @@ from tests.oracles import knn as oracle
 
 V = 5
 INF = np.inf
+weights_of = jax.jit(knn_weights, static_argnums=1)
 log_probs = jax.jit(knn_log_probs, static_argnums=(2, 3))
 of_targets = jax.jit(target_log_probs, static_argnums=3)
 search = jax.jit(nearest, static_argnums=2, static_argnames="block")
@@ -78,7 +79,7 @@ def test_the_target_alone_is_the_entry_of_the_vector(neighbours):
         distances.reshape(2, 3, 4), values.reshape(2, 3, 4), np.zeros((2, 3)), 2.0
     )
     np.testing.assert_allclose(stacked.reshape(-1), whole[:, 0], rtol=1e-5, atol=1e-6)
-    more = knn_log_probs(distances.reshape(2, 3, 4), values.reshape(2, 3, 4), V, 2.0)
+    more = log_probs(distances.reshape(2, 3, 4), values.reshape(2, 3, 4), V, 2.0)
     np.testing.assert_allclose(more.reshape(6, V), whole, rtol=1e-5, atol=1e-6)
 
 
@@ -91,16 +92,16 @@ def test_neighbours_may_come_in_any_order_and_be_missing(neighbours):
     # Missing ones may hold any value, one outside the vocabulary among them.
     far = np.concatenate([np.full((6, 1), INF, np.float32), distances], axis=1)
     held = np.concatenate([np.full((6, 1), -1, np.int32), values], axis=1)
-    np.testing.assert_allclose(knn_log_probs(far, held, V), want, rtol=1e-5, atol=1e-6)
-    assert not np.any(knn_weights(far)[:, 0])
+    np.testing.assert_allclose(log_probs(far, held, V, 1.0), want, rtol=1e-5, atol=1e-6)
+    assert not np.any(weights_of(far, 1.0)[:, 0])
 
 
 def test_temperature_has_the_right_limits(neighbours):
     distances, _, _ = neighbours
-    np.testing.assert_allclose(knn_weights(distances, 1e6), 0.25, atol=1e-5)
+    np.testing.assert_allclose(weights_of(distances, 1e6), 0.25, atol=1e-5)
     nearest_first = np.argmin(distances, axis=-1)
     # Far beyond what exp can hold, and still one neighbour takes all.
-    sharp = knn_weights(distances * 1e30, 1e-8)
+    sharp = weights_of(distances * 1e30, 1e-8)
     np.testing.assert_array_equal(sharp, np.eye(4)[nearest_first])
 
 
@@ -113,35 +114,35 @@ def test_p03_all_missing_gives_zero_weights_and_gradients_and_no_nan():
             knn_probs(distances, values, V)
         )
 
-    found, grad = jax.value_and_grad(total)(distances)
+    found, grad = jax.jit(jax.value_and_grad(total))(distances)
     assert found == 0 and not np.any(grad)
-    np.testing.assert_array_equal(knn_log_probs(distances, values, V), -INF)
+    np.testing.assert_array_equal(log_probs(distances, values, V, 1.0), -INF)
     some = jnp.array([[1.0, INF, INF]])
-    np.testing.assert_array_equal(knn_weights(some), [[1, 0, 0]])
-    grad = jax.grad(lambda d: knn_weights(d)[0, 0])(some)
+    one = jax.jit(jax.value_and_grad(lambda d: knn_weights(d)[0, 0]))
+    found, grad = one(some)
+    assert found == 1
     assert not np.any(grad)
-    assert knn_weights(jnp.zeros((2, 0))).shape == (2, 0)
+    assert weights_of(jnp.zeros((2, 0)), 1.0).shape == (2, 0)
     np.testing.assert_array_equal(
-        knn_log_probs(jnp.zeros((1, 0)), jnp.zeros((1, 0), int), 2), [[-INF, -INF]]
+        log_probs(jnp.zeros((1, 0)), jnp.zeros((1, 0), int), 2, 1.0), [[-INF, -INF]]
     )
 
 
 def test_p04_nan_stays_nan_in_its_row_alone():
     distances = jnp.array([[1.0, jnp.nan], [1.0, 2.0]])
     values = jnp.array([[0, 1], [0, 1]])
-    found = knn_log_probs(distances, values, 3)
+    found = log_probs(distances, values, 3, 1.0)
+    clean = log_probs(distances.at[0, 1].set(5.0), values, 3, 1.0)
     assert np.isnan(found[0, :2]).all()
-    np.testing.assert_array_equal(
-        found[1:], knn_log_probs(distances[1:], values[1:], 3)
-    )
-    target = target_log_probs(distances, values, jnp.array([2, 0]))
+    np.testing.assert_array_equal(found[1], clean[1])
+    target = of_targets(distances, values, jnp.array([2, 0]), 1.0)
     assert np.isnan(target[0]) and np.isfinite(target[1])
 
 
 def test_p06_a_value_outside_the_vocabulary_shows():
     distances = jnp.array([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
     values = jnp.array([[0, 3], [0, -1], [0, 2]])
-    found = knn_log_probs(distances, values, 3)
+    found = log_probs(distances, values, 3, 1.0)
     assert np.isnan(found[:2]).all() and not np.isnan(found[2]).any()
 
 
@@ -154,10 +155,11 @@ def test_lambda_zero_and_one_are_exact_also_at_infinities(neighbours):
     # A token that neither gives: no NaN, no gradient.
     both = jnp.array([-INF, -0.5, -INF, -1.0])
     other = jnp.array([-INF, -INF, -2.0, -0.25])
+    mass = jax.jit(
+        jax.grad(lambda a, b, lam: jnp.sum(jnp.exp(interpolate(a, b, lam))), (0, 1))
+    )
     for lam in (0.0, 0.25, 1.0):
-        grads = jax.grad(
-            lambda a, b, lam=lam: jnp.sum(jnp.exp(interpolate(a, b, lam))), (0, 1)
-        )(both, other)
+        grads = mass(both, other, lam)
         for grad, logs, share in zip(grads, (both, other), (1 - lam, lam), strict=True):
             np.testing.assert_allclose(grad, share * np.exp(logs), rtol=1e-6)
     many = interpolate(both, other, jnp.array([[0.0], [0.25], [1.0]]))
@@ -167,7 +169,7 @@ def test_lambda_zero_and_one_are_exact_also_at_infinities(neighbours):
 def test_a_small_probability_does_not_underflow():
     """exp(-200) is 0 in float32; its logarithm is known all the same."""
     distances = jnp.array([[0.0, 200.0, 200.0]])
-    found = knn_log_probs(distances, jnp.array([[0, 1, 1]]), 2)
+    found = log_probs(distances, jnp.array([[0, 1, 1]]), 2, 1.0)
     np.testing.assert_allclose(found[0, 1], -200 + np.log(2), rtol=1e-6)
 
 
@@ -199,10 +201,10 @@ def test_gradients_are_finite_differences(neighbours):
 def test_low_precision_comes_out_wide(neighbours):
     distances, values, lm = neighbours
     low = jnp.asarray(distances, jnp.bfloat16)
-    found = knn_log_probs(low, values, V)
+    found = log_probs(low, values, V, 1.0)
     assert found.dtype == jnp.float32
     np.testing.assert_array_equal(
-        found, knn_log_probs(low.astype(jnp.float32), values, V)
+        found, log_probs(low.astype(jnp.float32), values, V, 1.0)
     )
     assert interpolate(jnp.asarray(lm, jnp.bfloat16), found, 0.5).dtype == jnp.float32
 
@@ -252,7 +254,7 @@ def test_p04_a_nan_query_spoils_its_own_row_and_a_nan_key_shows():
     np.testing.assert_array_equal(found.distances[1:], alone.distances)
     np.testing.assert_array_equal(found.entries[1:], alone.entries)
     spoilt = nearest(queries[1:], keys.at[0, 0].set(jnp.nan), 2, block=1)
-    assert np.isnan(knn_weights(spoilt.distances)).all()
+    assert np.isnan(weights_of(spoilt.distances, 1.0)).all()
 
 
 def test_blocks_by_hand_are_the_whole_search():
