@@ -13,6 +13,7 @@ fingerprint. Windows that reach before a document's start are never hot.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -72,11 +73,13 @@ class HotIndex:
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write an .npz file; folders on the way are made."""
+        """Write an .npz file, whole or not at all; folders on the way are made."""
         path.parent.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, Any] = {f"keys_{n}": keys for n, keys in self.keys.items()}
-        with path.open("wb") as file:
+        scratch = path.with_name(f"{path.name}.{os.getpid()}")
+        with scratch.open("wb") as file:
             np.savez(file, vocab_size=np.int64(self.vocab_size), **arrays)
+        scratch.replace(path)
 
 
 def load_hot_index(path: Path | str) -> HotIndex:
@@ -142,6 +145,11 @@ class HotLayout:
     def vocab_size(self) -> int:
         """Of the ids that are hashed."""
         return self.cold.vocab_size
+
+    @property
+    def max_order(self) -> int:
+        """Length of the longest n-gram; the history has one id less."""
+        return self.cold.max_order
 
     @property
     def n_rows(self) -> int:

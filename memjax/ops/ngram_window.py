@@ -51,6 +51,11 @@ class WindowLayout:
         return self.order
 
     @property
+    def max_order(self) -> int:
+        """N; the history has one id less."""
+        return self.order
+
+    @property
     def n_rows(self) -> int:
         """N * (vocab_size + 1)."""
         return self.order * (self.vocab_size + 1)

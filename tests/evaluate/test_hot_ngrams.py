@@ -1,13 +1,18 @@
 """The n-grams of a corpus by frequency: a dictionary, ties, classes, errors."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from memjax.data.compressed_vocab import CompressedVocab
+from memjax.data.config import CorpusConfig, DataConfig
+from memjax.data.prepare import prepare_text
 from memjax.data.store import TokenStore, write_store
 from memjax.data.tokenizer import load_tokenizer
 from memjax.errors import ConfigError
-from memjax.evaluate.hot_ngrams import hot_ngrams
+from memjax.evaluate.hot_ngrams import cached_hot_file, hot_ngrams
+from memjax.ops.hot_tier import load_hot_index
 from tests.oracles.hot_tier import ranked
 
 TEXTS = [b"abababc", b"", b"cab cab", b"ABAB"]
@@ -58,3 +63,20 @@ def test_errors(stores):
         hot_ngrams(stores, (2,), 0, 257)
     with pytest.raises(ConfigError, match="orders = 8"):
         hot_ngrams(stores, (2, 8), 5, 257)
+
+
+def test_an_experiments_file_is_made_once(tmp_path):
+    (tmp_path / "text.txt").write_text("abab\ncab\nabcd\n" * 7)
+    prepare_text([tmp_path / "text.txt"], tmp_path / "out")
+    data = DataConfig(
+        corpora=(CorpusConfig(name=str(tmp_path / "out")),), cache_dir=str(tmp_path)
+    )
+    path = Path(cached_hot_file(data, (1, 2), 3))
+    index = load_hot_index(path)
+    assert index.vocab_size == 257
+    assert sorted(index.keys) == [1, 2] and path.parent == tmp_path
+    made = path.stat().st_mtime_ns
+    assert cached_hot_file(data, (1, 2), 3) == str(path)
+    assert path.stat().st_mtime_ns == made
+    assert cached_hot_file(data, (1, 2), 2) != str(path)
+    assert not list(tmp_path.glob("*.npz.*"))
