@@ -21,6 +21,8 @@ in kNN, in `ops.knn` and `evaluate`:
 
     N queries        K neighbours        S entries of the datastore
 
+and where n-grams address them, r width of the code of a token
+
 in fast weights, beside those:
 
     c tokens of a chunk                  M chunks of a row    R tokens of a line
