@@ -1,8 +1,9 @@
 """Causal grouped-query attention with rotary positions and an optional window.
 
-What: q, k, v, out projections around `jax.nn.dot_product_attention`.
+What: q, k, v, out projections around `jax.nn.dot_product_attention`; whole rows, or
+    the next tokens of rows whose keys and values are kept.
 Why: packed rows need the causal, the segment and the window mask in one place.
-When not: decoding with a cache of keys and values is not here.
+When not: which token goes where in the cache is `decode_piece`.
 """
 
 import flax.linen as nn
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from memjax.layers.decode_piece import CACHE, Piece
 from memjax.layers.precision import Dtypes
 from memjax.layers.projection import projection
 
@@ -44,6 +46,10 @@ class Attention(nn.Module):
     A token sees tokens of its own segment, not later than itself, and with `window`
     only the last `window` of them, itself included.
 
+    With a `piece`, rows go on from the variables `keys` (turned already) and `values`
+    [B, S, heads, width] of the collection "cache", S places a row; segments and
+    positions are then those of the piece. A token costs S dot products a head.
+
     Attributes:
         n_heads: query heads A; n_kv_heads: key and value heads, a divisor of A.
         window: None for full attention.
@@ -68,6 +74,7 @@ class Attention(nn.Module):
         segments_BT: Array,
         positions_BT: Array,
         starved_B: Array | None = None,
+        piece: Piece | None = None,
     ) -> Array:
         n_batch, n_tokens, d_model = h_BTD.shape
         width = d_model // self.n_heads
@@ -79,6 +86,14 @@ class Attention(nn.Module):
         q_BTAC = rope(heads("query", self.n_heads), positions_BT, self.rope_theta)
         k_BTAC = rope(heads("key", self.n_kv_heads), positions_BT, self.rope_theta)
         v_BTAC = heads("value", self.n_kv_heads)
+        if piece is not None:
+            k_BSAC = self._kept("keys", k_BTAC, piece)
+            v_BSAC = piece.clean(self._kept("values", v_BTAC, piece))
+            seen_B1TS = piece.visible(self.window)
+            out_BTAC = jax.nn.dot_product_attention(
+                q_BTAC, k_BSAC, v_BSAC, mask=seen_B1TS
+            )
+            return self._out(out_BTAC)
         same_B1TT = (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
         if starved_B is not None and self.starve_window is not None:
             at_T = jnp.arange(n_tokens)
@@ -92,6 +107,19 @@ class Attention(nn.Module):
             is_causal=True,
             local_window_size=None if self.window is None else (self.window - 1, 0),
         )
+        return self._out(out_BTAC)
+
+    def _out(self, out_BTAC: Array) -> Array:
+        n_batch, n_tokens, n_heads, width = out_BTAC.shape
+        d_model = n_heads * width
         return projection("out", d_model, self.dtypes, scale=self.out_scale)(
             out_BTAC.reshape(n_batch, n_tokens, d_model)
         )
+
+    def _kept(self, name: str, new_BTAC: Array, piece: Piece) -> Array:
+        """All keys or values of the rows, [B, S, A, C], the piece's included."""
+        n_batch, _, n_heads, width = new_BTAC.shape
+        shape = (n_batch, piece.n_places, n_heads, width)
+        kept = self.variable(CACHE, name, jnp.zeros, shape, new_BTAC.dtype)
+        kept.value = piece.store(kept.value, new_BTAC)
+        return kept.value

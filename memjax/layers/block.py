@@ -15,6 +15,7 @@ from jax import Array
 
 from memjax.errors import ConfigError
 from memjax.layers.attention import Attention
+from memjax.layers.decode_piece import Piece
 from memjax.layers.experts import Experts, ExpertsConfig
 from memjax.layers.feed_forward import FeedForward
 from memjax.layers.hyper_connections import HyperConnection
@@ -129,6 +130,7 @@ class Block(nn.Module):
         inputs: tuple[MemoryInputs, ...],
         train: bool,
         drop_memory: bool,
+        piece: Piece | None = None,
     ) -> tuple[Array, Array | None]:
         stream, pre = carried
 
@@ -163,7 +165,8 @@ class Block(nn.Module):
                 name="attention",
             )
             h = norm("attention_norm", h)
-            return dropped(attention(h, segments_BT, positions_BT, starved_B))
+            attended = attention(h, segments_BT, positions_BT, starved_B, piece)
+            return dropped(attended)
 
         def feed(h: Array) -> Array:
             h = norm("feed_forward_norm", h)

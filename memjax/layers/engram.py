@@ -16,6 +16,7 @@ from jax import Array
 
 from memjax.arrays import check_shape
 from memjax.errors import ConfigError, ShapeError
+from memjax.layers.decode_piece import Piece, before_piece
 from memjax.layers.join import join
 from memjax.layers.memory import MemoryConfig, MemoryInputs, TableSpec, own_tables
 from memjax.layers.norm import RMSNorm
@@ -26,7 +27,7 @@ from memjax.layers.table import Table
 from memjax.ops.gates import GATE_KINDS, gate_of
 from memjax.ops.hot_tier import HotLayout
 from memjax.ops.ngram_layout import NgramLayout
-from memjax.ops.short_conv import short_conv
+from memjax.ops.short_conv import reach, short_conv
 from memjax.parallel.row_sharding import RowSharding
 
 FORMS = ("demo", "v41")
@@ -218,6 +219,7 @@ class Engram(nn.Module):
             segments_BT=inputs.segments_BT,
             token_mask_BT=inputs.segments_BT > 0,
             tables=inputs.tables,
+            piece=inputs.piece,
             train=train,
             drop=drop,
         )
@@ -231,6 +233,7 @@ class Engram(nn.Module):
         segments_BT: Array | None = None,
         token_mask_BT: Array | None = None,
         tables: dict[str, Table] | None = None,
+        piece: Piece | None = None,
         train: bool = False,
         drop: bool = False,
     ) -> Array:
@@ -243,6 +246,9 @@ class Engram(nn.Module):
             segments_BT: int document numbers; the convolution stays inside them.
             token_mask_BT: bool; False sets the gate to 0.
             tables: {"table": the table} when it is shared; None: its own.
+            piece: where rows go on from a cache; needs `segments_BT`, its documents.
+                The last inputs of the convolution are then kept in the collection
+                "cache".
             train: apply memory dropout (needs the rng "dropout").
             drop: drop the read of every sequence (to measure the backbone alone).
 
@@ -285,7 +291,7 @@ class Engram(nn.Module):
             self.dtypes,
             train=train,
             drop=drop,
-            refine=lambda gated: gated + self._convolved(gated, segments_BT),
+            refine=lambda gated: gated + self._convolved(gated, segments_BT, piece),
         )
         return out_BTMD.reshape(hidden.shape)
 
@@ -344,7 +350,9 @@ class Engram(nn.Module):
         score = dot_BTM * inverse_h * inverse_key * d_model**-0.5
         return score, kv_BTE[..., split:]
 
-    def _convolved(self, gated_BTMD: Array, segments_BT: Array | None) -> Array:
+    def _convolved(
+        self, gated_BTMD: Array, segments_BT: Array | None, piece: Piece | None
+    ) -> Array:
         config = self.config
         if config.form != "demo" or config.kernel_size == 0:
             return jnp.zeros((), gated_BTMD.dtype)
@@ -356,10 +364,15 @@ class Engram(nn.Module):
             (config.kernel_size, flat_BTC.shape[-1]),
             self.dtypes.params,
         )
+        dilation, before = config.dilation or max(config.orders), None
+        if piece is not None:
+            n_before = reach(config.kernel_size, dilation)
+            before = before_piece(self, "conv_input", flat_BTC, n_before, piece)
         out_BTC = short_conv(
             flat_BTC,
             weight_KC.astype(flat_BTC.dtype),
-            dilation=config.dilation or max(config.orders),
+            dilation=dilation,
             segments_BT=segments_BT,
+            before=before,
         )
         return out_BTC.reshape(gated_BTMD.shape)

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from memjax.errors import ConfigError
+from memjax.layers.decode_piece import CACHE, Piece
 from memjax.layers.fast_weight_config import FastWeightConfig
 from memjax.layers.join import join
 from memjax.layers.memory import MemoryInputs, own_tables
@@ -21,8 +23,13 @@ from memjax.layers.projection import projection
 from memjax.layers.record import record
 from memjax.layers.sub_keys import sub_keys
 from memjax.ops.fast_weight_chunk import FastWeights, Reads
-from memjax.ops.fast_weight_documents import fast_weight_documents
-from memjax.ops.fast_weights import fast_weight_shared
+from memjax.ops.fast_weight_documents import (
+    DocumentTrace,
+    advance,
+    fast_weight_documents,
+)
+from memjax.ops.fast_weight_memory import DocumentState, initial_state
+from memjax.ops.fast_weights import fast_weight_shared, wide_dtype
 from memjax.parallel.row_sharding import RowSharding
 
 FAST_WEIGHTS = "fast_weights"
@@ -55,7 +62,8 @@ class FastWeightMemory(nn.Module):
     before them, `query_norm` and so on; `keys` [H, 2, N, C], U(+-key_width^-1/2), and
     `table` [N * N, W], N(0, 1 / W), called `fixed_keys` and `fixed_table` where they
     are not learned. With a shared state those two are `keys` and `values` of the
-    collection "fast_weights" instead. Modes other than "sum" add `dense`.
+    collection "fast_weights" instead. Modes other than "sum" add `dense`. Rows that go
+    on from a cache keep their document's `memory` there, a `DocumentState`.
 
     With h the normalised stream, q = query(h), v = value(h) z-scored and
     g = sigmoid(mean of token_gate(h)), the memory reads r for q, and later writes
@@ -92,6 +100,10 @@ class FastWeightMemory(nn.Module):
             train: apply memory dropout (needs the rng "dropout"), and let a shared
                 state change where its collection is mutable.
             drop: drop the read of every sequence.
+
+        Raises:
+            ConfigError: a shared state where rows go on from a cache: its chunks are
+                those of the whole batch, so rows could not advance by themselves.
         """
         config, dtypes = self.config, self.dtypes
         q = self._linear("query", x_BTD, config.n_heads * config.key_width)
@@ -103,7 +115,9 @@ class FastWeightMemory(nn.Module):
             v_BTW = z_score(v_BTW)
         weigh = gate_BT if config.gated_loss else None
         if config.state == "document":
-            out_BTW, reads = self._documents(q, v_BTW, weigh, inputs.segments_BT)
+            out_BTW, reads = self._documents(q, v_BTW, weigh, inputs)
+        elif inputs.piece is not None:
+            raise ConfigError("memories.state", "shared", "'document' with a cache")
         else:
             out_BTW, reads = self._shared(q, v_BTW, weigh, inputs.segments_BT, train)
         self._record_reads(reads, inputs.segments_BT)
@@ -143,7 +157,7 @@ class FastWeightMemory(nn.Module):
         return halves.reshape(q.shape)
 
     def _documents(
-        self, q: Array, v: Array, gate: Array | None, segments_BT: Array
+        self, q: Array, v: Array, gate: Array | None, inputs: MemoryInputs
     ) -> tuple[Array, Reads]:
         config = self.config
         learned = config.initial == "learned"
@@ -162,13 +176,34 @@ class FastWeightMemory(nn.Module):
         if not learned:
             values_SW = jax.lax.stop_gradient(values_SW)
         initial = FastWeights(keys_HXNC, values_SW)
-        out, trace = fast_weight_documents(
-            initial, q, v, gate, segments_BT, config.options
-        )
+        if inputs.piece is None:
+            out, trace = fast_weight_documents(
+                initial, q, v, gate, inputs.segments_BT, config.options
+            )
+        else:
+            out, trace = self._advance(initial, q, v, gate, inputs.piece)
         n_chunks = jnp.sum(trace.written_BM)
         n_pairs = n_chunks * trace.losses_BMP.shape[-1]
         self._record_losses(trace.losses_BMP, n_pairs, trace.address_BM, n_chunks)
         return out, trace.reads
+
+    def _advance(
+        self, initial: FastWeights, q: Array, v: Array, gate: Array | None, piece: Piece
+    ) -> tuple[Array, DocumentTrace]:
+        """Read the next tokens of documents whose memory is in the cache."""
+        options = self.config.options
+
+        def nothing() -> DocumentState:
+            """Zeros: document 0 is no document, so the first one forgets them."""
+            dtype = wide_dtype(initial, q, v)
+            state = initial_state(initial, len(q), piece.n_places, options, dtype)
+            return jax.tree.map(jnp.zeros_like, state)
+
+        memory = self.variable(CACHE, "memory", nothing)
+        out, trace, memory.value = advance(
+            initial, memory.value, q, v, gate, piece.documents_BT, options
+        )
+        return out, trace
 
     def _shared(
         self, q: Array, v: Array, gate: Array | None, segments_BT: Array, train: bool

@@ -47,7 +47,9 @@ class MemoryConfig:
             training, in [0, 1). A dropped read has gate 0 and nothing is rescaled.
         table_mode: "dense": the table is an ordinary parameter with an ordinary
             gradient; "rows": only rows that were read have a gradient, so a step costs
-            what the reads cost, whatever the size of the table.
+            what the reads cost, whatever the size of the table; "fp8": 8-bit floats
+            that are only read, never trained (see `models.fp8_tables`); rows must be
+            a multiple of 32 wide.
         shared_table: None: every layer has its own table. A name: one table of the
             model for all layers of all memories that say this name; they must ask for
             equal tables.

@@ -16,12 +16,14 @@ from jax import Array
 from memjax.data.compressed_vocab import CompressedVocab
 from memjax.errors import ConfigError
 from memjax.layers.block import Block, Seat
+from memjax.layers.decode_piece import CACHE, Piece, Place
 from memjax.layers.memory import MemoryInputs, own_tables
 from memjax.layers.norm import RMSNorm
 from memjax.layers.precision import Dtypes
 from memjax.layers.record import LOSSES, METRICS
 from memjax.layers.table import Table
 from memjax.models.config import ModelConfig
+from memjax.models.decode import PLACE, check_decodes, n_history
 from memjax.models.layouts import layouts
 from memjax.models.memories import (
     Memory,
@@ -72,12 +74,15 @@ class LanguageModel(nn.Module):
         table_sharding: how tables in mode "rows" are divided; None: not divided.
         classes: of the tokens, for memories whose `n_token_classes` is set.
         counts: how often each token occurs in training, for the routing "balanced".
+        cache_tokens: S: rows go on from the collection "cache" (which must be mutable),
+            which holds S tokens of each; see `models.decode`. None: rows are whole.
     """
 
     config: ModelConfig
     table_sharding: RowSharding | None = None
     classes: CompressedVocab | None = None
     counts: tuple[int, ...] | None = None
+    cache_tokens: int | None = None
 
     @nn.nowrap
     def hashed_ids(self, tokens_BT: Any, layout: Layout) -> Any:
@@ -108,8 +113,11 @@ class LanguageModel(nn.Module):
         Args:
             tokens_BT: int32 ids in [0, V); an id outside gives NaN logits.
             segments_BT: int32 document number inside the row, 0 for padding; None:
-                one document. Nothing looks across a segment.
-            positions_BT: int32 positions inside the document; None: 0..T-1.
+                one document. Nothing looks across a segment. With a cache, a row goes
+                on with its document while the segment is that of the token before;
+                padding may stand anywhere and changes nothing.
+            positions_BT: int32 positions inside the document; None: 0..T-1, or with a
+                cache, which allows no others, those of the rows' documents.
             train: dropout and starvation on (needs the rng "dropout" when a rate is
                 positive), and running statistics and carried fast weights change when
                 their collections "batch_stats" and "fast_weights" are mutable.
@@ -117,11 +125,20 @@ class LanguageModel(nn.Module):
 
         Returns:
             Logits, float32 (or wider under 64-bit mode). In the "probability"
-            arrangement they are log-probabilities of the mixture.
+            arrangement they are log-probabilities of the mixture. With a cache, NaN for
+            tokens beyond the S of their row.
+
+        Raises:
+            ConfigError: with a cache, positions or train, or as `check_decodes`.
         """
         config, dtypes = self.config, Dtypes.of(self.config.precision)
         if segments_BT is None:
             segments_BT = jnp.ones_like(tokens_BT)
+        piece = None
+        if self.cache_tokens is not None:
+            piece = self._piece(tokens_BT, segments_BT, positions_BT, train)
+            tokens_BT, segments_BT = piece.tokens_BT, piece.documents_BT
+            positions_BT = piece.positions_BT
         if positions_BT is None:
             positions_BT = jnp.broadcast_to(
                 jnp.arange(tokens_BT.shape[1]), tokens_BT.shape
@@ -157,39 +174,70 @@ class LanguageModel(nn.Module):
         def inputs_of(layer: int, memory: Memory) -> MemoryInputs:
             rows_BTC = None
             if reads_tokens(memory):
-                layout, ids_BT = layouts(config)[layer], tokens_BT
-                if not self.is_initializing():  # no parameter depends on the rows
-                    ids_BT = self.hashed_ids(tokens_BT, layout)
-                rows_BTC = hashed_rows(layout, ids_BT, segments_BT=segments_BT)
+                layout = layouts(config)[layer]
+                rows_BTC = self._rows(layout, tokens_BT, segments_BT, piece)
             tables = (
                 None if memory.shared_table is None else shared[memory.shared_table]
             )
-            return MemoryInputs(segments_BT, positions_BT, rows_BTC, tables)
+            return MemoryInputs(segments_BT, positions_BT, rows_BTC, tables, piece)
 
-        expert_ids_BTK = self._expert_ids(tokens_BT, segments_BT)
+        expert_ids_BTK = self._expert_ids(tokens_BT, segments_BT, piece)
         carried = self._expanded(h_BTD)
         for start, length, here in runs(config):
             inputs = tuple(inputs_of(start, seated.config) for seated in here)
             arguments = (segments_BT, positions_BT, starved_B)
             ids = expert_ids_BTK if config.has_experts(start) else None
-            arguments = (*arguments, ids, inputs, train, drop_memory)
+            arguments = (*arguments, ids, inputs, train, drop_memory, piece)
             carried = self._run(start, length, here, carried, arguments)
         h_BTD = self._collapsed(*carried)
         logits_BTV = self._head("head", "final_norm", h_BTD, embedding_VD)
-        if config.arrangement != "probability" or drop_memory:
-            return logits_BTV
-        (memory,) = config.memories
-        inputs = inputs_of(config.n_layers, memory)
-        return self._mixture(logits_BTV, h_BTD, inputs, train)
+        if config.arrangement == "probability" and not drop_memory:
+            (memory,) = config.memories
+            inputs = inputs_of(config.n_layers, memory)
+            logits_BTV = self._mixture(logits_BTV, h_BTD, inputs, train)
+        return logits_BTV if piece is None else piece.restored(logits_BTV)
 
-    def _expert_ids(self, tokens_BT: Array, segments_BT: Array) -> Array | None:
+    def _piece(
+        self, tokens_BT: Array, segments_BT: Array, positions_BT: Any, train: bool
+    ) -> Piece:
+        """The tokens of this call, and where they stand in the rows of the cache."""
+        if positions_BT is not None:
+            raise ConfigError("positions_BT", "given", "None with a cache")
+        if train:
+            raise ConfigError("train", train, "False with a cache")
+        check_decodes(self.config)
+        assert self.cache_tokens is not None
+        place = Place(self.cache_tokens, n_history(self.config), name=PLACE)
+        return place(tokens_BT, segments_BT)
+
+    def _rows(
+        self, layout: Layout, ids_BT: Array, segments_BT: Array, piece: Piece | None
+    ) -> Array:
+        """Row ids [B, T, C] of the memories that are addressed by tokens."""
+        before_BN = None if piece is None else piece.history(layout.max_order - 1)
+        if not self.is_initializing():  # no parameter depends on the rows
+            ids_BT = self.hashed_ids(ids_BT, layout)
+            if before_BN is not None:
+                before_BN = self.hashed_ids(before_BN, layout)
+        return hashed_rows(
+            layout, ids_BT, segments_BT=segments_BT, history_BN=before_BN
+        )
+
+    def _expert_ids(
+        self, tokens_BT: Array, segments_BT: Array, piece: Piece | None
+    ) -> Array | None:
         """int32 [B, T, K] where experts follow from the tokens, else None."""
         experts, n_ids = self.config.experts, self.config.vocab_size
         if experts is None or experts.routing == "learned":
             return None
         if experts.routing == "bigram":
             layout = experts.layout(n_ids, n_ids - 1)
-            return bigram_experts(tokens_BT, layout, segments_BT=segments_BT)
+            return bigram_experts(
+                tokens_BT,
+                layout,
+                segments_BT=segments_BT,
+                history_BN=None if piece is None else piece.history(1),
+            )
         if self.is_initializing():  # no parameter depends on the choice
             return jnp.zeros((*tokens_BT.shape, experts.top_k), jnp.int32)
         return table_experts(experts.table(n_ids, self.counts), tokens_BT)
@@ -268,7 +316,7 @@ class LanguageModel(nn.Module):
 
         scanned = nn.scan(
             body,
-            variable_axes={"params": 0, METRICS: 0, LOSSES: 0},
+            variable_axes={"params": 0, METRICS: 0, LOSSES: 0, CACHE: 0},
             split_rngs={"params": True, "dropout": True},
             length=length,
         )
