@@ -13,11 +13,15 @@ if TYPE_CHECKING:
     from memjax.errors import ConfigError, MemjaxError
     from memjax.evaluate.usage import UsageCounter
     from memjax.experiment import Experiment, load_experiment
+    from memjax.layers.byte_engram import ByteEngramConfig
     from memjax.layers.engram import Engram, EngramConfig
     from memjax.layers.fast_weight import FastWeightMemory
     from memjax.layers.fast_weight_config import FastWeightConfig
+    from memjax.layers.hot_engram import HotEngram, HotEngramConfig
     from memjax.layers.memory import MemoryInputs
     from memjax.layers.memory_plus import MemoryPlus, MemoryPlusConfig
+    from memjax.layers.ngram_embedding import NgramEmbedding, NgramEmbeddingConfig
+    from memjax.layers.ngram_keys import NgramKeys, NgramKeysConfig
     from memjax.layers.peer import Peer, PeerConfig
     from memjax.layers.precision import PrecisionConfig
     from memjax.layers.product_key import ProductKeyMemory
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from memjax.layers.table import Table, ValueTable, declare_table
     from memjax.models.config import ModelConfig
     from memjax.models.language_model import LanguageModel
+    from memjax.ops.address_entropy import address_entropy
     from memjax.ops.embedding_bag import embedding_bag, gather_rows
     from memjax.ops.fast_weight_documents import fast_weight_documents
     from memjax.ops.gates import combine, signed_sqrt_gate
@@ -52,6 +57,7 @@ if TYPE_CHECKING:
     from memjax.train.config import TrainConfig
 
 _HOMES = {
+    "ByteEngramConfig": "layers.byte_engram",
     "ConfigError": "errors",
     "CorpusConfig": "data.config",
     "DataConfig": "data.config",
@@ -60,6 +66,8 @@ _HOMES = {
     "Experiment": "experiment",
     "FastWeightConfig": "layers.fast_weight_config",
     "FastWeightMemory": "layers.fast_weight",
+    "HotEngram": "layers.hot_engram",
+    "HotEngramConfig": "layers.hot_engram",
     "LanguageModel": "models.language_model",
     "MemjaxError": "errors",
     "MemoryInputs": "layers.memory",
@@ -67,6 +75,10 @@ _HOMES = {
     "MemoryPlusConfig": "layers.memory_plus",
     "MeshConfig": "parallel.mesh",
     "ModelConfig": "models.config",
+    "NgramEmbedding": "layers.ngram_embedding",
+    "NgramEmbeddingConfig": "layers.ngram_embedding",
+    "NgramKeys": "layers.ngram_keys",
+    "NgramKeysConfig": "layers.ngram_keys",
     "NgramLayout": "ops.ngram_layout",
     "OptimConfig": "optim.config",
     "Peer": "layers.peer",
@@ -83,6 +95,7 @@ _HOMES = {
     "TrainConfig": "train.config",
     "UsageCounter": "evaluate.usage",
     "ValueTable": "layers.table",
+    "address_entropy": "ops.address_entropy",
     "apply_updates": "optim.tables",
     "build_optimizer": "optim.build",
     "combine": "ops.gates",
@@ -112,6 +125,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ByteEngramConfig",
     "ConfigError",
     "CorpusConfig",
     "DataConfig",
@@ -120,6 +134,8 @@ __all__ = [
     "Experiment",
     "FastWeightConfig",
     "FastWeightMemory",
+    "HotEngram",
+    "HotEngramConfig",
     "LanguageModel",
     "MemjaxError",
     "MemoryInputs",
@@ -127,6 +143,10 @@ __all__ = [
     "MemoryPlusConfig",
     "MeshConfig",
     "ModelConfig",
+    "NgramEmbedding",
+    "NgramEmbeddingConfig",
+    "NgramKeys",
+    "NgramKeysConfig",
     "NgramLayout",
     "OptimConfig",
     "Peer",
@@ -143,6 +163,7 @@ __all__ = [
     "TrainConfig",
     "UsageCounter",
     "ValueTable",
+    "address_entropy",
     "apply_updates",
     "build_optimizer",
     "combine",
