@@ -4,8 +4,8 @@
 
 The quickstart's backbone, data and steps. Rows of width 128 for the n-grams of 3 to 8
 bytes, by the polynomial hash of arXiv:2412.09871, 20 000 rows by order, are added to
-the byte embedding as they are. The table is trained by rows. Cost: about 5 minutes on 2
-CPU cores.
+the byte embedding as they are. The table is trained by rows. Cost: about that of the
+quickstart.
 """
 
 from dataclasses import replace

@@ -4,7 +4,7 @@
 
 The quickstart with the addressing of sehaxe/dormouse: one FNV-1a hash by order, with
 50 000, 100 000 and 200 000 rows of width 32, drawn from N(0, 0.02^2). Gate, mixing and
-optimizer are the quickstart's. Cost: about 4 minutes on 2 CPU cores.
+optimizer are the quickstart's, and so is about the cost.
 """
 
 from dataclasses import replace

@@ -4,8 +4,8 @@
 
 Of each order from 3 to 6 the 5000 most frequent n-grams of the training text have a row
 of their own (arXiv:2601.16531); all others share the hashed table, which is as large as
-the quickstart's. The n-grams are counted when the file is first loaded, and kept in the
-cache. Cost: about 5 minutes on 2 CPU cores, the first time half a minute more.
+the quickstart's. The n-grams are counted when the file is first loaded, which takes
+seconds, and kept in the cache. Cost: about that of the quickstart.
 """
 
 from dataclasses import replace

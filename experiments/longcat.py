@@ -5,7 +5,7 @@
 The quickstart's backbone, data and steps. Rows of 2- to 4-grams of bytes (4 tables
 each, 9 890 rows and a few more, half-way between two multiples of the 257 ids) are
 projected and averaged with the byte embedding (arXiv:2601.21204). The table is trained
-by rows. Cost: about 4 minutes on 2 CPU cores.
+by rows. Cost: about that of the quickstart.
 """
 
 from dataclasses import replace

@@ -5,7 +5,7 @@
 The quickstart's backbone, data and steps. Before block 1's attention a table of 128 x
 128 rows is read by the last 4 bytes: their learned codes make the queries, 4 heads of 8
 rows each, and a loss on the entropy of the reads keeps the sub-keys in use. No paper
-has this; it is ours (docs/ngram_memories.md). Cost: about 6 minutes on 2 CPU cores.
+has this; it is ours (docs/ngram_memories.md). Cost: about that of product_key.py.
 """
 
 from dataclasses import replace
