@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from memjax.layers.attention import Attention, rope
+from memjax.layers.decode_piece import Place
 from memjax.layers.norm import RMSNorm
 from memjax.layers.precision import Dtypes, PrecisionConfig
 
@@ -88,3 +89,49 @@ def test_rms_norm_equals_its_formula_with_one_gain_an_axis():
     got = module.apply({"params": {"scale": scale}}, x)
     want = x / np.sqrt(np.mean(np.square(x), -1, keepdims=True) + 0.1) * scale
     np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("n_kv_heads", "window"), [(4, None), (2, 3), (1, 1)])
+def test_pieces_equal_the_loop(n_kv_heads, window):
+    """Seven tokens as 3 + 1 + 3 into ten places, row 1 idle in the first piece."""
+    module = Attention(
+        n_heads=4, n_kv_heads=n_kv_heads, window=window, dtypes=FLOAT32, rope_theta=50.0
+    )
+    h = jax.random.normal(jax.random.key(0), (2, 7, 16))
+    segments = jnp.array([[1, 1, 1, 1, 2, 2, 2], [1] * 7])
+    positions = jnp.array([[0, 1, 2, 3, 0, 1, 2], list(range(7))])
+    params = module.init(jax.random.key(1), h, segments, positions)["params"]
+    place = Place(n_places=10, n_history=0)
+    cache = {"place": {}, "attention": {}}
+
+    def step(cache, h, segments):
+        ids = jnp.zeros_like(segments)
+        piece, where = place.apply(
+            {"cache": cache["place"]}, ids, segments, mutable=["cache"]
+        )
+        out, kept = module.apply(
+            {"params": params, "cache": cache["attention"]},
+            h,
+            piece.documents_BT,
+            piece.positions_BT,
+            piece=piece,
+            mutable=["cache"],
+        )
+        return out, {"place": where["cache"], "attention": kept["cache"]}
+
+    got = ([], [])
+    for first, second in (((0, 3), None), ((3, 4), (0, 1)), ((4, 7), (1, 4))):
+        at = first, second or (0, 3)
+        hs = jnp.stack([h[row, slice(*at[row])] for row in (0, 1)])
+        here = jnp.stack([segments[row, slice(*at[row])] for row in (0, 1)])
+        if second is None:
+            here = here.at[1].set(0)
+        out, cache = step(cache, hs, here)
+        for row, fed in enumerate((True, second is not None)):
+            got[row].extend(out[row] if fed else [])
+    for row in (0, 1):
+        want = oracle(
+            params, h[row], segments[row], positions[row], 4, n_kv_heads, window, 50.0
+        )
+        np.testing.assert_allclose(got[row], want[: len(got[row])], atol=2e-5)
+    np.testing.assert_array_equal(cache["place"]["length"], [7, 4])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from memjax.errors import ConfigError, ShapeError
-from memjax.ops.short_conv import short_conv
+from memjax.ops.short_conv import reach, short_conv
 
 
 def oracle(u, weight, dilation, segments=None):
@@ -92,3 +92,39 @@ def test_bfloat16_stays_and_bad_input_is_named():
         short_conv(u, jnp.ones((2, 2)), dilation=0)
     with pytest.raises(ShapeError, match="u_BTC"):
         short_conv(u, jnp.ones((2, 3)), dilation=1)
+
+
+@pytest.mark.parametrize("cuts", [(11,), (1, 10), (4, 4, 3), (1,) * 11])
+def test_pieces_give_what_the_whole_gives(cuts):
+    """Two documents, kernel 4, dilation 3, so that the first tap looks back nine."""
+    rng = np.random.default_rng(3)
+    u = jnp.asarray(rng.normal(size=(2, 11, 5)), jnp.float32)
+    weight = jnp.asarray(rng.normal(size=(4, 5)), jnp.float32)
+    segments = jnp.ones((2, 11), jnp.int32).at[1, 6:].set(2)
+    want = short_conv(u, weight, dilation=3, segments_BT=segments)
+    n_before = reach(4, 3)
+    assert n_before == 9
+    before = jnp.zeros((2, n_before, 5)), jnp.zeros((2, n_before), jnp.int32)
+    start = 0
+    for length in cuts:
+        here = slice(start, start + length)
+        got = short_conv(
+            u[:, here], weight, dilation=3, segments_BT=segments[:, here], before=before
+        )
+        np.testing.assert_allclose(got, want[:, here], atol=1e-6)
+        before = tuple(
+            jnp.concatenate([old, new[:, here]], axis=1)[:, -n_before:]
+            for old, new in zip(before, (u, segments), strict=True)
+        )
+        start += length
+
+
+def test_what_was_before_must_fit():
+    u, weight = jnp.ones((1, 2, 3)), jnp.ones((2, 3))
+    before = jnp.ones((1, 1, 3)), jnp.ones((1, 1), jnp.int32)
+    with pytest.raises(ConfigError, match="segments_BT = None"):
+        short_conv(u, weight, dilation=1, before=before)
+    segments = jnp.ones((1, 2), jnp.int32)
+    with pytest.raises(ShapeError, match="before"):
+        short_conv(u, weight, dilation=2, segments_BT=segments, before=before)
+    assert reach(0, 3) == reach(1, 3) == 0
