@@ -1,13 +1,14 @@
 """Runs: train, score and sample, each from an experiment or a run folder.
 
 What: `train`, `evaluate`, `evaluate_knn`, `measure_memory`, `sample`, and `load_run`
-    for a look at the parameters.
+    and `load_fp8` for a look at the parameters.
 Why: one function per command, usable from a notebook as well.
 When not: a loop of your own; hand `memjax.train.loop.fit` your functions.
 """
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ from memjax.evaluate.knn import KnnConfig
 from memjax.evaluate.memory_health import make_health
 from memjax.evaluate.memory_measures import measure
 from memjax.experiment import Experiment, config_hash, load_experiment, to_dict
+from memjax.models.fp8_tables import fp8_model, quantize_tables, refuse_training
 from memjax.models.memories import carried_state
-from memjax.models.parameters import cost
+from memjax.models.parameters import cost, merge_variables
 from memjax.optim.build import build_optimizer, schedules
 from memjax.optim.labels import group_norms
 from memjax.parallel.mesh import data_reader, global_batch, make_mesh
@@ -77,6 +79,7 @@ def train(
         tokens, seed, config_hash; the same is then in result.json.
     """
     experiment.validate(jax.device_count())
+    refuse_training(experiment.model.memories)
     check_memory(experiment)
     config, data = experiment.train, experiment.data
     mesh = make_mesh(experiment.mesh)
@@ -178,11 +181,36 @@ def load_run(
     return parts, params, step
 
 
-def evaluate(
-    run_dir: str | os.PathLike[str], split: str = "valid", step: int | None = None
-) -> dict[str, Any]:
-    """Score a run's checkpoint on a split: `SPLIT_bpb`, `SPLIT` by part, `step`."""
+def load_fp8(
+    run_dir: str | os.PathLike[str], step: int | None = None
+) -> tuple[Parts, Any, int]:
+    """As `load_run`, with the value tables in 8-bit floats; the run is left as it is.
+
+    Raises also:
+        ConfigError: tables that are divided, or what `fp8_model` says.
+    """
     parts, params, step = load_run(run_dir, step)
+    if parts.table_sharding is not None:
+        size = parts.mesh.shape["table"]
+        raise ConfigError("mesh.table", size, "1 for tables in FP8")
+    model = parts.experiment.model
+    experiment = replace(parts.experiment, model=fp8_model(model))
+    params = merge_variables(quantize_tables(params, model))
+    return Parts(experiment, parts.mesh), params, step
+
+
+def evaluate(
+    run_dir: str | os.PathLike[str],
+    split: str = "valid",
+    step: int | None = None,
+    *,
+    fp8: bool = False,
+) -> dict[str, Any]:
+    """Score a run's checkpoint on a split: `SPLIT_bpb`, `SPLIT` by part, `step`.
+
+    With `fp8`, its value tables are read in 8-bit floats.
+    """
+    parts, params, step = (load_fp8 if fp8 else load_run)(run_dir, step)
     data = parts.experiment.data
     found = Evaluator(parts, split, parts.mesh, prepare(data))(params)
     return {f"{split}_bpb": found["bpb"], split: _by_part(found), "step": step}
@@ -269,12 +297,14 @@ def sample(
     top_k: int | None = None,
     seed: int = 0,
     step: int | None = None,
+    fp8: bool = False,
 ) -> bytes:
     """Text that a run's model writes after `prompt`, until a document ends.
 
-    The prompt is put at the start of a document. Same seed, same text.
+    The prompt is put at the start of a document. Same seed, same text. With `fp8`, the
+    value tables are read in 8-bit floats.
     """
-    parts, params, _ = load_run(run_dir, step)
+    parts, params, _ = (load_fp8 if fp8 else load_run)(run_dir, step)
     data = parts.experiment.data
     tokenizer = load_tokenizer(data.tokenizer)
     ids = np.concatenate([[tokenizer.separator], tokenizer.encode(prompt)])

@@ -1,7 +1,8 @@
 """`memjax eval`: bits per byte of a run on a held-out part, and what its memories do.
 
 What: scores valid at any time; scores test once, on purpose, and records it; on request
-    measures the usage and trust of the memories, or mixes in nearest neighbours.
+    measures the usage and trust of the memories, scores the run with its tables in 8
+    bits, or mixes in nearest neighbours.
 Why: valid steers choices; a test figure looked at often is one more valid figure.
 When not: while training; the loop evaluates valid by itself.
 """
@@ -9,7 +10,7 @@ When not: while training; the loop evaluates valid by itself.
 import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,6 +34,7 @@ from memjax.experiment.cells import RESULT_FILE, read_result
 from memjax.experiment.definition import CONFIG_FILE, write_json
 from memjax.report.memory import memory_text
 from memjax.report.results import results_table
+from memjax.report.text_table import text_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,8 @@ class Eval(KnnOptions):
 
     Test is scored by an explicit --split test, only of finished runs, and recorded in
     the run's result.json; asked again, the recorded figure is printed. With --memory,
-    also tables of how its memories are used and trusted. With --knn, also kNN-LM: the
+    also tables of how its memories are used and trusted. With --fp8, also the score
+    with the memory tables in 8-bit floats. With --knn, also kNN-LM: the
     model mixed with what followed the nearest states of the training text.
     """
 
@@ -59,6 +62,9 @@ class Eval(KnnOptions):
     by gate and by n-gram frequency, collisions, the gradient's division."""
     order: int = 3
     """With --memory: length of the n-grams whose frequency in train is looked up."""
+    fp8: Flag = False
+    """Score the run with its memory tables in 8-bit floats (e4m3, a power of two for
+    every 32 entries) as well."""
     json: Annotated[str | None, tyro.conf.arg(metavar="OUT")] = None
     """Also write the figures to this JSON file."""
     run_dir: OptionalDir = None
@@ -87,9 +93,9 @@ def run(argv: Sequence[str]) -> int:
     if knn is not None and command.split == "test" and len(knn.lambdas) > 1:
         raise UsageError("lambda is chosen on valid; test takes one --knn-lambda")
     if command.sweep:
-        if command.memory or command.knn or command.json is not None:
+        if command.memory or command.knn or command.fp8 or command.json is not None:
             raise UsageError(
-                "--memory, --knn and --json are for one run, not for a --sweep"
+                "--memory, --fp8, --knn and --json are for one run, not for a --sweep"
             )
         sweep = resolve_sweep(command.file, **given)
         for run_dir in selected_runs(sweep):
@@ -113,6 +119,10 @@ def run(argv: Sequence[str]) -> int:
         measured = measure_memory(target.run_dir, command.split, order=command.order)
         print("\n" + memory_text(measured))
         scores = {**scores, "memory": measured}
+    if command.fp8:
+        quantized = score_fp8(target.run_dir, command.split)
+        print("\n" + fp8_text(scores, quantized, command.split))
+        scores = {**scores, "fp8": quantized}
     if knn is not None:
         mixed = score_mixed(
             target.run_dir, command.split, knn, rebuild=command.knn_rebuild
@@ -162,6 +172,33 @@ def score(run_dir: Path, split: str, *, again: bool = False) -> dict[str, Any]:
         result["test_scored"] = [*result.get("test_scored", []), now]
         write_json(run_dir / RESULT_FILE, result)
     return scores
+
+
+def score_fp8(run_dir: Path, split: str) -> dict[str, Any]:
+    """Score one run with its tables in FP8; of test, the figures join its result file.
+
+    The run itself has been scored on the split before.
+    """
+    from memjax.run import evaluate
+
+    found = evaluate(run_dir, split, fp8=True)
+    result = read_result(run_dir)
+    if split == "test" and result is not None:
+        result["test_fp8"] = [*result.get("test_fp8", []), found]
+        write_json(run_dir / RESULT_FILE, result)
+    return found
+
+
+def fp8_text(scores: Mapping[str, Any], fp8: Mapping[str, Any], split: str) -> str:
+    """A table of bits per byte, by corpus: as trained, and with tables in FP8."""
+    corpora = list(scores[split])
+    together = ["all"] if len(corpora) > 1 else []
+    body = []
+    for name, found in (("tables as trained", scores), ("tables in FP8", fp8)):
+        figures = [found[split][corpus] for corpus in corpora]
+        figures += [found[f"{split}_bpb"] for _ in together]
+        body.append([name, *(f"{figure:.4f}" for figure in figures)])
+    return text_table(["bits per byte", *corpora, *together], body)
 
 
 def score_mixed(

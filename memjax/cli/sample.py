@@ -13,7 +13,7 @@ from typing import Annotated
 
 import tyro
 
-from memjax.cli.arguments import parse
+from memjax.cli.arguments import Flag, parse
 from memjax.cli.target import resolve
 from memjax.errors import ConfigError
 
@@ -34,6 +34,8 @@ class Sample:
     """Draw among the K most probable tokens only."""
     seed: int = 0
     """The same seed gives the same text."""
+    fp8: Flag = False
+    """Read the memory tables in 8-bit floats."""
 
     def check(self) -> None:
         """Raise ConfigError for an option out of range."""
@@ -64,6 +66,7 @@ def run(argv: Sequence[str]) -> int:
         temperature=command.temperature,
         top_k=command.top_k,
         seed=command.seed,
+        fp8=command.fp8,
     )
     print(readable(prompt + text))
     return 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from memjax.errors import ConfigError
 from memjax.layers.engram import EngramConfig
+from memjax.layers.memory import TableSpec
 from memjax.layers.token_rows import TokenRows
 from memjax.ops.byte_hash import FNV_BASES, ByteLayout
 
@@ -49,6 +50,11 @@ class ByteEngramConfig(TokenRows, EngramConfig):
                 raise ConfigError(
                     f"memories.{field}", getattr(self, field), f"{only}: FNV has none"
                 )
+
+    def table_specs(self, d_model: int) -> dict[str, TableSpec]:
+        """The table, the same in all layers."""
+        del d_model
+        return self.specs(self.row_layout(256).n_rows)
 
     def row_layout(self, vocab_size: int) -> ByteLayout:
         """For bytes (and a separator); ConfigError for a larger vocabulary."""

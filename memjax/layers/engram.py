@@ -26,7 +26,7 @@ from memjax.layers.record import record
 from memjax.layers.table import Table
 from memjax.ops.gates import GATE_KINDS, gate_of
 from memjax.ops.hot_tier import HotLayout
-from memjax.ops.ngram_layout import NgramLayout
+from memjax.ops.ngram_layout import NgramLayout, ngram_layouts
 from memjax.ops.short_conv import reach, short_conv
 from memjax.parallel.row_sharding import RowSharding
 
@@ -65,6 +65,9 @@ class EngramConfig(MemoryConfig):
         table_std: standard deviation of the normal initialiser of the table.
         n_branches: M, residual streams that share table and value. The language
             model here has one stream.
+
+    With a `shared_table` all layers have the layout of the first and read one table, as
+    in arXiv:2601.16531. Memories that share it must hash alike, from one first layer.
     """
 
     normed_input: ClassVar[bool] = False
@@ -88,12 +91,6 @@ class EngramConfig(MemoryConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.shared_table is not None:
-            raise ConfigError(
-                "memories.shared_table",
-                self.shared_table,
-                "None: each layer of a hashed memory has primes of its own",
-            )
         for field, allowed in (
             ("form", FORMS),
             ("gate", GATE_KINDS),
@@ -147,6 +144,18 @@ class EngramConfig(MemoryConfig):
         """{name: width of a row} of the tables."""
         del d_model
         return {"table": self.row_width}
+
+    def table_specs(self, d_model: int) -> dict[str, TableSpec]:
+        """The tables of the first layer: with `shared_table`, of all layers."""
+        (layout,) = ngram_layouts(
+            vocab_size=1,  # the number of rows does not depend on it
+            pad_id=0,
+            orders=self.orders,
+            n_heads=self.n_heads,
+            rows_per_head=self.rows_per_head,
+            layer_ids=self.layers[:1],
+        )
+        return self.specs(layout.n_rows)
 
     def table_spec(self, n_rows: int) -> TableSpec:
         """The table, whose rows R the hash layout decides."""

@@ -6,10 +6,13 @@ Why: in mode "rows" a table is not differentiated; every read hands out its row 
     takes a tap whose gradient is the read's, so the gradient costs what the reads cost.
 When not: outside Linen; see `ops.embedding_bag` and `ops.row_gradient`.
 
-Collections: "tables" holds tables in mode "rows"; "reads" is sown by every call site;
-"taps" is given by `layers.row_grad.value_and_row_grad` and by nobody else.
+Collections: "tables" holds tables in mode "rows", "tables_fp8" those in mode "fp8";
+"reads" is sown by every call site; "taps" is given by
+`layers.row_grad.value_and_row_grad` and by nobody else.
 """
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,12 +22,21 @@ import jax
 import jax.numpy as jnp
 
 from memjax.errors import ConfigError, ShapeError
-from memjax.ops.embedding_bag import embedding_bag, gather_rows, row_ids
+from memjax.ops.embedding_bag import (
+    check_weights,
+    embedding_bag,
+    gather_rows,
+    row_ids,
+    weighted_sums,
+)
+from memjax.ops.fp8 import dequantize_rows, quantize_rows
 from memjax.ops.rows import store, value_dtype
 from memjax.parallel.row_sharding import RowSharding
 
 TABLES, READS, TAPS = "tables", "reads", "taps"
-TABLE_MODES = ("dense", "rows")
+TABLES_FP8, CODES, SCALES = "tables_fp8", "_codes", "_scales"
+FP8_BLOCK = 32
+TABLE_MODES = ("dense", "rows", "fp8")
 MAX_ROWS = 2**31 - 2
 Init = Callable[[jax.Array, tuple[int, int], Any], jax.Array]
 
@@ -54,13 +66,15 @@ class Table:
 
     Attributes:
         stored: the array: in mode "dense" a parameter [R, W], in mode "rows" the
-            stored form (see `ops.rows`), padded when it is divided by rows.
+            stored form (see `ops.rows`), padded when it is divided by rows; in mode
+            "fp8" the codes of `ops.fp8`.
         n_rows: rows R without padding.
         path: names of the owning modules and of the table, joined by "/".
-        mode: "dense" or "rows".
+        mode: one of TABLE_MODES.
         sharding: how it is divided; None: not divided.
         recorded: whether reads are sown where the table was declared; they must then
             be sown by every reader, or its gradient would be missing.
+        scales: in mode "fp8" those of the codes, uint8 [R, W / 32]; else None.
     """
 
     stored: jax.Array
@@ -69,16 +83,19 @@ class Table:
     mode: str = flax.struct.field(pytree_node=False)
     sharding: RowSharding | None = flax.struct.field(pytree_node=False)
     recorded: bool = flax.struct.field(pytree_node=False, default=False)
+    scales: jax.Array | None = None
 
     def gather(self, caller: nn.Module, ids: Any) -> jax.Array:
-        """Rows [..., W] of ids [...], in the dtype of the table.
+        """Rows [..., W] of ids [...], in the dtype of the table; of FP8, bfloat16.
 
         Args:
             caller: the module that reads; the read is recorded under it.
             ids: int32; ids outside [0, R) give NaN.
         """
         ids = row_ids(ids, self.n_rows)
-        if self.sharding is not None:
+        if self.scales is not None:
+            value = dequantize_rows(self.stored, self.scales, ids)
+        elif self.sharding is not None:
             value = self.sharding.gather(self.stored, ids, self.n_rows)
         else:
             value = gather_rows(self.stored, ids)
@@ -87,7 +104,9 @@ class Table:
     def bag(self, caller: nn.Module, ids: Any, weights: jax.Array) -> jax.Array:
         """Weighted sums [..., W] of the rows ids [..., K], float32 or wider."""
         ids = row_ids(ids, self.n_rows)
-        if self.sharding is not None:
+        if self.scales is not None:
+            value = _fp8_bag(self.stored, self.scales, ids, weights)
+        elif self.sharding is not None:
             value = self.sharding.bag(self.stored, ids, weights, self.n_rows)
         else:
             stored = self.stored
@@ -103,7 +122,7 @@ class Table:
         weights: jax.Array | None,
         value: jax.Array,
     ) -> jax.Array:
-        if self.mode == "dense" or caller.is_initializing():
+        if self.mode != "rows" or caller.is_initializing():
             return value
         value = jax.lax.stop_gradient(value) if weights is None else value
         name = self.path.replace("/", ".")
@@ -156,15 +175,20 @@ def declare_table(
         module: the owner, inside its `setup` or compact method.
         name: of the variable.
         n_rows, width: R x W, without padding.
-        init: (key, shape, dtype) -> values; the same values in both modes and on any
-            number of devices.
+        init: (key, shape, dtype) -> values; the same values in all modes (in "fp8"
+            quantised) and on any number of devices.
         dtype: of the values.
         mode: "dense": an ordinary parameter; "rows": a variable of the collection
-            "tables", bfloat16 stored as uint16.
+            "tables", bfloat16 stored as uint16; "fp8", for tables that are only read:
+            two variables of the collection "tables_fp8", NAME_codes uint8 [R, W] and
+            NAME_scales uint8 [R, W / 32], see `ops.fp8`. A read has no gradient to
+            the table, but to the weights. `models.fp8_tables` makes them of a trained
+            table; what init makes has the float32 table once in memory.
         sharding: how a table in mode "rows" is divided.
 
     Raises:
-        ConfigError: n_rows, width or mode out of range, or a dense table divided.
+        ConfigError: n_rows, width or mode out of range, a dense or FP8 table divided,
+            or a width of an FP8 table that is no multiple of 32.
         ShapeError: the variable that was handed in has another shape.
     """
     check_table_size("n_rows", n_rows)
@@ -173,9 +197,11 @@ def declare_table(
     if mode not in TABLE_MODES:
         raise ConfigError("table_mode", mode, f"one of {TABLE_MODES}")
     path = "/".join((*module.scope.path, name)) if module.scope else name
+    if mode != "rows" and sharding is not None:
+        raise ConfigError("table_mode", mode, "'rows' for a table that is divided")
+    if mode == "fp8":
+        return _declare_fp8(module, name, path, (n_rows, width), init, dtype)
     if mode == "dense":
-        if sharding is not None:
-            raise ConfigError("table_mode", mode, "'rows' for a table that is divided")
         stored = module.param(name, init, (n_rows, width), dtype)
         return Table(stored, n_rows, path, mode, None)
     shape = (n_rows, width) if sharding is None else sharding.shape(n_rows, width)
@@ -193,6 +219,55 @@ def declare_table(
         raise ConfigError(f"dtype of table {path}", value_dtype(stored), f"{dtype}")
     recorded = module.is_mutable_collection(READS)
     return Table(stored, n_rows, path, mode, sharding, recorded)
+
+
+def _declare_fp8(
+    module: nn.Module,
+    name: str,
+    path: str,
+    shape: tuple[int, int],
+    init: Init,
+    dtype: Any,
+) -> Table:
+    n_rows, width = shape
+    check_fp8_width("width", width)
+
+    @functools.cache
+    def made() -> tuple[jax.Array, jax.Array]:
+        values = init(module.make_rng("params"), shape, dtype)
+        return quantize_rows(values, FP8_BLOCK)
+
+    codes = module.variable(TABLES_FP8, name + CODES, lambda: made()[0]).value
+    scales = module.variable(TABLES_FP8, name + SCALES, lambda: made()[1]).value
+    for part, got, want in (
+        (CODES, codes.shape, shape),
+        (SCALES, scales.shape, (n_rows, width // FP8_BLOCK)),
+    ):
+        if got != want:
+            raise ShapeError(f"table {path}{part}", got, want)
+    return Table(codes, n_rows, path, "fp8", None, scales=scales)
+
+
+def _fp8_bag(
+    codes_RW: jax.Array, scales_RB: jax.Array, ids: jax.Array, weights: jax.Array
+) -> jax.Array:
+    """As `embedding_bag`; the gradient is that of the weights alone."""
+    check_weights(ids, weights)
+    flat = (math.prod(ids.shape[:-1]), ids.shape[-1])
+    sums_NW = weighted_sums(
+        codes_RW,
+        ids.reshape(flat),
+        weights.reshape(flat),
+        lambda codes, ids: dequantize_rows(codes, scales_RB, ids),
+    )
+    return sums_NW.reshape(*ids.shape[:-1], codes_RW.shape[1])
+
+
+def check_fp8_width(field: str, width: int) -> None:
+    """ConfigError unless rows of this width have whole blocks of 32 entries."""
+    if width % FP8_BLOCK:
+        want = f"a multiple of {FP8_BLOCK} columns in table_mode 'fp8'"
+        raise ConfigError(field, width, want)
 
 
 def check_table_size(field: str, n_rows: int) -> None:

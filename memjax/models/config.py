@@ -13,6 +13,7 @@ from memjax.layers.engram import EngramConfig
 from memjax.layers.experts import ExpertsConfig
 from memjax.layers.memory import check_numbers
 from memjax.layers.precision import PrecisionConfig
+from memjax.layers.table import FP8_BLOCK
 from memjax.layers.token_rows import TokenRows
 from memjax.models.memories import Memory, reads_tokens, shared_tables
 
@@ -201,6 +202,9 @@ class ModelConfig:
                 self._check_engram(path, memory)
             try:
                 memory.check_width(self.d_model)
+                _check_fp8(memory, self.d_model)
+                if memory.shared_table is not None:
+                    memory.table_specs(self.d_model)
                 if isinstance(memory, TokenRows):
                     memory.row_layout(self.vocab_size)
             except ConfigError as error:
@@ -281,3 +285,13 @@ class ModelConfig:
     def pad_id(self, memory: EngramConfig) -> int:
         """The id that stands for "before the start" in n-gram windows."""
         return self.n_hashed_ids(memory) - 1 if memory.pad_id is None else memory.pad_id
+
+
+def _check_fp8(memory: Memory, d_model: int) -> None:
+    """ConfigError where a table in FP8 has no whole blocks of entries."""
+    if memory.table_mode != "fp8":
+        return
+    for table, width in memory.table_widths(d_model).items():
+        if width % FP8_BLOCK:
+            want = f"for rows a multiple of {FP8_BLOCK} wide ({table} has {width})"
+            raise ConfigError("memories.table_mode", "fp8", want)

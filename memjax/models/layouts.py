@@ -25,8 +25,9 @@ _FIELDS = {"seed": "hash_seed", "layer_ids": "layers"}
 def layouts(config: ModelConfig) -> dict[int, Layout]:
     """The row layout of every block whose memory is addressed by tokens.
 
-    Engram's primes are distinct over the layers of one memory, as published; the
-    layouts of other memories are the same in all their layers.
+    Engram's primes are distinct over the layers of one memory, as published, unless
+    they share a table: then all have the layout of its first layer. The layouts of
+    other memories are the same in all their layers.
     """
     found: dict[int, Layout] = {}
     for i, memory in enumerate(config.memories):
@@ -36,6 +37,7 @@ def layouts(config: ModelConfig) -> dict[int, Layout]:
             continue
         if not isinstance(memory, EngramConfig):
             continue
+        shares = memory.shared_table is not None
         try:
             of_memory = ngram_layouts(
                 vocab_size=config.n_hashed_ids(memory),
@@ -43,10 +45,12 @@ def layouts(config: ModelConfig) -> dict[int, Layout]:
                 orders=memory.orders,
                 n_heads=memory.n_heads,
                 rows_per_head=memory.rows_per_head,
-                layer_ids=memory.layers,
+                layer_ids=memory.layers[:1] if shares else memory.layers,
                 seed=memory.hash_seed,
             )
             found |= {cold.layer_id: memory.layout_of(cold) for cold in of_memory}
+            if shares:
+                found |= dict.fromkeys(memory.layers, found[memory.layers[0]])
         except ConfigError as error:
             name = error.field.removeprefix("memories.")
             name = _FIELDS.get(name, name)
@@ -62,11 +66,13 @@ class TableReads(NamedTuple):
         rows: rows read, by all layers that share it.
         width: W of a row.
         weighed: whether the rows are summed with weights, or taken as they are.
+        mode: of the table, such as "rows".
     """
 
     rows: int
     width: int
     weighed: bool
+    mode: str = "dense"
 
 
 def table_reads(config: ModelConfig) -> dict[str, TableReads]:
@@ -85,6 +91,9 @@ def table_reads(config: ModelConfig) -> dict[str, TableReads]:
                 path = f"{owner}/{table}"
                 before = found[path].rows if path in found else 0
                 found[path] = TableReads(
-                    before + spec.reads, spec.width, not hashed(memory)
+                    before + spec.reads,
+                    spec.width,
+                    not hashed(memory),
+                    memory.table_mode,
                 )
     return found

@@ -53,6 +53,19 @@ KINDS: Mapping[type[MemoryConfig], type[nn.Module]] = {
     HotEngramConfig: HotEngram,
 }
 
+# Engrams that share a table must find the same rows.
+_HASH_FIELDS = (
+    "orders",
+    "n_heads",
+    "rows_per_head",
+    "hash_seed",
+    "n_token_classes",
+    "pad_id",
+    "basis",
+    "hot_rows",
+    "hot_file",
+)
+
 
 class Placed(NamedTuple):
     """One memory at one block.
@@ -132,7 +145,13 @@ def _asks_for(memory: MemoryConfig, specs: Mapping[str, TableSpec]) -> str:
         f"{name} {spec.n_rows} x {spec.width} ({spec.init}, std {spec.std:.6g})"
         for name, spec in specs.items()
     )
-    return f"{sizes}, mode {memory.table_mode}"
+    words = [sizes, f"mode {memory.table_mode}"]
+    if isinstance(memory, EngramConfig):
+        hash_of = {name: getattr(memory, name, None) for name in _HASH_FIELDS}
+        words += [f"{name} {value}" for name, value in hash_of.items()]
+        if not isinstance(memory, TokenRows):
+            words.append(f"first layer {memory.layers[0]}")
+    return ", ".join(words)
 
 
 def memory_module(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from memjax.layers.table import TABLES
+from memjax.layers.table import CODES, FP8_BLOCK, SCALES, TABLES, TABLES_FP8
 from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel
 from memjax.models.layouts import table_reads
@@ -29,6 +29,7 @@ _LABELS = {
 _MULTIPLIED = ("kernel", "keys", "fixed_keys")
 FIXED = "fixed_"
 STATE = ("batch_stats", "fast_weights")
+_COLLECTIONS = (TABLES, TABLES_FP8, *STATE)
 
 
 def labels(params: Any) -> Any:
@@ -36,13 +37,13 @@ def labels(params: Any) -> Any:
 
     "table": value tables; "matrix": kernels of dense layers (stacked ones, [L, in,
     out], too); "embedding": token embedding and output heads; "frozen": what stands
-    under a name that starts with `fixed_`; "vector": all else (gains, biases, scalars,
-    sub-keys, the taps of short convolutions).
+    under a name that starts with `fixed_`, and tables in FP8; "vector": all else
+    (gains, biases, scalars, sub-keys, the taps of short convolutions).
     """
 
     def label(path: tuple[Any, ...], _: Any) -> str:
         names = [str(part.key) for part in path]
-        if any(name.startswith(FIXED) for name in names):
+        if any(name.startswith(FIXED) for name in names) or _in_fp8(names[-1]):
             return "frozen"
         if _is_table(names[-1]):
             return "table"
@@ -65,13 +66,22 @@ def _is_table(name: str) -> bool:
     return name == "table" or name.endswith("_table")
 
 
+def _in_fp8(name: str) -> bool:
+    """Whether it is one of the two leaves of a table in mode "fp8"."""
+    return any(
+        _is_table(name.removesuffix(part)) and name.endswith(part)
+        for part in (CODES, SCALES)
+    )
+
+
 def _kind(name: str) -> str:
     """The name of a leaf without its number: kernel_0 is a kernel."""
     return re.sub(r"_\d+$", "", name)
 
 
 @lru_cache(maxsize=64)
-def _abstract_variables(config: ModelConfig) -> Any:
+def abstract_variables(config: ModelConfig) -> Any:
+    """Shapes and dtypes of the collections of a model, as its `init` makes them."""
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     return jax.eval_shape(LanguageModel(config).init, key, tokens)
@@ -81,10 +91,11 @@ def abstract_params(config: ModelConfig) -> Any:
     """Shapes and dtypes of the parameters; touches no device, allocates nothing.
 
     Tables in mode "rows" stand among them where they would in mode "dense", in the
-    dtype they are stored in (uint16 for bfloat16). Running statistics and carried fast
+    dtype they are stored in (uint16 for bfloat16), and those in mode "fp8" as two
+    leaves, `table_codes` and `table_scales`. Running statistics and carried fast
     weights are no parameters.
     """
-    variables = _abstract_variables(config)
+    variables = abstract_variables(config)
     return merge_variables(
         {name: tree for name, tree in variables.items() if name not in STATE}
     )
@@ -93,7 +104,7 @@ def abstract_params(config: ModelConfig) -> Any:
 def row_tables(config: ModelConfig) -> dict[str, int]:
     """{path: rows without padding} of the tables in mode "rows"."""
     leaves = jax.tree_util.tree_leaves_with_path(
-        _abstract_variables(config).get(TABLES, {})
+        abstract_variables(config).get(TABLES, {})
     )
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape[0]
@@ -103,13 +114,13 @@ def row_tables(config: ModelConfig) -> dict[str, int]:
 
 def state_collections(config: ModelConfig) -> tuple[str, ...]:
     """Names of the collections that the forward pass of the model changes."""
-    return tuple(name for name in STATE if _abstract_variables(config).get(name))
+    return tuple(name for name in STATE if abstract_variables(config).get(name))
 
 
 def merge_variables(variables: Any) -> Any:
     """One tree of the collections of a model: parameters, tables, state."""
     flat = flatten_dict(variables["params"])
-    for name in (TABLES, *STATE):
+    for name in _COLLECTIONS:
         flat |= flatten_dict(variables.get(name, {}))
     return unflatten_dict(flat)
 
@@ -120,8 +131,8 @@ def split_variables(tree: Any, config: ModelConfig) -> dict[str, Any]:
     The inverse of `merge_variables`. Collections that the model lacks are left out, and
     leaves that `tree` lacks are not missed, so that a part of it can be split as well.
     """
-    abstract = _abstract_variables(config)
-    held = [name for name in (TABLES, *STATE) if abstract.get(name)]
+    abstract = abstract_variables(config)
+    held = [name for name in _COLLECTIONS if abstract.get(name)]
     if not held:
         return {"params": tree}
     flat = flatten_dict(tree, sep="/")
@@ -139,7 +150,8 @@ class ModelCost:
     """Sizes and arithmetic of a model.
 
     Attributes:
-        dense_params, table_params: counts; dense_bytes, table_bytes: as stored.
+        dense_params, table_params: counts; dense_bytes, table_bytes: as stored (the
+            scales of tables in FP8 are bytes, and no parameters).
         flops_per_token: of a forward pass, 2 per multiply-add, in matrix products,
             scores of sub-keys, weighted sums of rows, and in attention over `context`
             tokens (each query sees half of them, or its window). A training step costs
@@ -165,7 +177,11 @@ def cost(config: ModelConfig, context: int) -> ModelCost:
         tuple(str(part.key) for part in path)
         for path, _ in jax.tree.leaves_with_path(params)
     ]
-    is_table = [_is_table(path[-1]) for path in paths]
+    is_table = [_is_table(path[-1]) or _in_fp8(path[-1]) for path in paths]
+    is_value = [
+        table and not path[-1].endswith(SCALES)
+        for table, path in zip(is_table, paths, strict=True)
+    ]
     multiplied = sum(
         n * _share_used(path, config)
         for n, path in zip(sizes, paths, strict=True)
@@ -181,10 +197,18 @@ def cost(config: ModelConfig, context: int) -> ModelCost:
     flops += 2 * heads * config.vocab_size * config.d_model
     flops += int(4 * config.n_layers * pairs * config.d_model)
     itemsize = jnp.dtype(config.precision.tables).itemsize
-    per_token = itemsize * sum(read.rows * read.width for read in reads)
+    per_token = sum(
+        read.rows
+        * (
+            read.width + read.width // FP8_BLOCK
+            if read.mode == "fp8"
+            else read.width * itemsize
+        )
+        for read in reads
+    )
     return ModelCost(
         dense_params=sum(n for n, t in zip(sizes, is_table, strict=True) if not t),
-        table_params=sum(n for n, t in zip(sizes, is_table, strict=True) if t),
+        table_params=sum(n for n, v in zip(sizes, is_value, strict=True) if v),
         dense_bytes=sum(n for n, t in zip(nbytes, is_table, strict=True) if not t),
         table_bytes=sum(n for n, t in zip(nbytes, is_table, strict=True) if t),
         flops_per_token=flops,

@@ -99,7 +99,6 @@ def test_the_module_reads_those_rows(dtypes):
         ({"hash_seed": 1}, r"memories\.hash_seed = 1"),
         ({"pad_id": 0}, r"memories\.pad_id = 0"),
         ({"n_token_classes": 5}, r"memories\.n_token_classes = 5"),
-        ({"shared_table": "pool"}, r"memories\.shared_table"),
     ],
     ids=str,
 )

@@ -11,6 +11,7 @@ from memjax.errors import ConfigError, ShapeError
 from memjax.layers.engram import Engram, EngramConfig
 from memjax.layers.precision import Dtypes, PrecisionConfig
 from memjax.layers.record import METRICS
+from memjax.ops.ngram_layout import ngram_layouts
 
 FLOAT32 = Dtypes.of(PrecisionConfig())
 BASE = EngramConfig(layers=(0,), n_heads=2, row_width=4, rows_per_head=11)
@@ -192,6 +193,14 @@ def test_initialisers_follow_the_config():
     assert 0.3 < np.abs(params["conv"]).max() <= 0.5
 
 
-def test_a_hashed_table_is_not_shared():
-    with pytest.raises(ConfigError, match="memories.shared_table = 'pool'"):
-        dataclasses.replace(BASE, shared_table="pool")
+def test_the_rows_of_a_shared_table_are_those_of_the_first_layer():
+    config = dataclasses.replace(BASE, layers=(1, 4), shared_table="pool")
+    (first, _) = ngram_layouts(
+        vocab_size=99,
+        pad_id=0,
+        orders=config.orders,
+        n_heads=config.n_heads,
+        rows_per_head=config.rows_per_head,
+        layer_ids=config.layers,
+    )
+    assert config.table_specs(16) == config.specs(first.n_rows)

@@ -121,7 +121,7 @@ def test_the_tables_of_changes_are_complete():
     fields = {f.name for f in dataclasses.fields(EngramConfig)}
     # table_mode changes no number: see test_table_modes_agree below.
     elsewhere = {"n_branches", "conv_init", "table_std", "table_mode"}
-    elsewhere |= {"shared_table"}  # refused: see tests/layers/test_engram.py
+    elsewhere |= {"shared_table"}  # needs two layers: see test_memories.py
     elsewhere |= {"n_token_classes"}  # needs classes: see test_token_classes.py
     assert fields - set(MEMORY_CHANGES) == elsewhere, "tests of the layer change them"
     fields = {f.name for f in dataclasses.fields(ModelConfig)}

@@ -23,7 +23,7 @@ from memjax.layers.product_key_config import ProductKeyConfig
 from memjax.layers.row_grad import value_and_row_grad
 from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel
-from memjax.models.layouts import table_reads
+from memjax.models.layouts import layouts, table_reads
 from memjax.models.memories import KINDS
 from memjax.models.parameters import abstract_params, cost, labels, split_variables
 from memjax.ops.gates import COMBINE_MODES
@@ -192,6 +192,38 @@ def test_one_table_for_several_layers_and_memories():
     got = dense_gradient(unique_rows(grads.tables[path], 25, 16), 25)
     want_RW = want["shared_pool"]["table"]
     np.testing.assert_allclose(got, want_RW, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["engram", "byte_engram", "hot_engram"])
+def test_hashed_layers_share_rows_when_asked_to(kind):
+    """One layout and one table; the second layer reads what a first would."""
+    memory = dataclasses.replace(SMALL[kind], layers=(0, 2), shared_table="pool")
+    model = model_with(memory)
+    params = filled(model)
+    found = layouts(model)
+    assert found[0] == found[2]
+    assert params["shared_pool"]["table"].shape == (found[0].n_rows, 4)
+    assert "table" not in params["block_2"]["memory"]
+    alone = dataclasses.replace(memory, layers=(0,))
+    assert layouts(model_with(alone))[0] == found[0]
+    out = logits(model, params, TOKENS)
+    for layer in (0, 2):
+        block = params[f"block_{layer}"]
+        other = jax.tree.map(lambda x: x * 1.5, block["memory"])
+        changed = params | {f"block_{layer}": block | {"memory": other}}
+        assert np.abs(logits(model, changed, TOKENS) - out).max() > 1e-5
+    changed = params | {"shared_pool": jax.tree.map(jnp.sin, params["shared_pool"])}
+    assert np.abs(logits(model, changed, TOKENS) - out).max() > 1e-5
+
+
+@pytest.mark.parametrize(
+    "change", [{"hash_seed": 1}, {"layers": (2,)}, {"pad_id": 3}, {"row_width": 8}]
+)
+def test_engrams_that_hash_differently_do_not_share(change):
+    one = dataclasses.replace(SMALL["engram"], layers=(0,), shared_table="pool")
+    other = dataclasses.replace(one, **{"layers": (1,), **change})
+    with pytest.raises(ConfigError, match=r"model\.memories\.1\.shared_table"):
+        model_with(one, other)
 
 
 @pytest.mark.parametrize(
