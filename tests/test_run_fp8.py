@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from memjax.build.parts import Parts
 from memjax.cli.main import main
 from memjax.data.config import CorpusConfig, DataConfig
 from memjax.data.prepare import prepare_text
@@ -13,6 +14,7 @@ from memjax.experiment import Experiment, override
 from memjax.layers.engram import EngramConfig
 from memjax.models.config import ModelConfig
 from memjax.optim.config import OptimConfig
+from memjax.parallel.mesh import make_mesh
 from memjax.run import evaluate, load_fp8, sample, train
 from memjax.train.config import TrainConfig
 
@@ -99,6 +101,14 @@ def test_training_in_fp8_is_refused_and_leaves_no_folder(experiment, tmp_path):
     with pytest.raises(ConfigError, match=r"memories\.0\.table_mode = 'fp8'.*training"):
         train(fp8, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_divided_tables_are_refused(experiment, monkeypatch):
+    divided = override(experiment, [("mesh.table", 2)])
+    parts = Parts(divided, make_mesh(divided.mesh))
+    monkeypatch.setattr("memjax.run.load_run", lambda *_: (parts, {}, 3))
+    with pytest.raises(ConfigError, match="mesh.table = 2 .* 1 for tables in FP8"):
+        load_fp8("anywhere")
 
 
 def test_a_sweep_is_not_scored_in_fp8(capsys):

@@ -216,6 +216,26 @@ def test_hashed_layers_share_rows_when_asked_to(kind):
     assert np.abs(logits(model, changed, TOKENS) - out).max() > 1e-5
 
 
+def test_shared_rows_of_engrams_have_one_gradient_in_both_modes():
+    memory = dataclasses.replace(SMALL["engram"], layers=(0, 2), shared_table="pool")
+    dense = model_with(memory)
+    rows = model_with(dataclasses.replace(memory, table_mode="rows"))
+    params = filled(dense)
+
+    def loss(variables, config):
+        out, state = LanguageModel(config).apply(variables, TOKENS, mutable=["reads"])
+        return jnp.sum(jnp.sin(out)), state
+
+    want = jax.jit(jax.grad(lambda p: loss({"params": p}, dense)[0]))(params)
+    want_RW = want["shared_pool"]["table"]
+    graded = jax.jit(value_and_row_grad(lambda v: loss(v, rows)))
+    _, grads = graded(split_variables(params, rows))
+    reads = grads.tables["shared_pool/table"]
+    assert len(reads) == 2
+    got = dense_gradient(unique_rows(reads, *want_RW.shape), len(want_RW))
+    np.testing.assert_allclose(got, want_RW, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "change", [{"hash_seed": 1}, {"layers": (2,)}, {"pad_id": 3}, {"row_width": 8}]
 )
