@@ -18,6 +18,7 @@ import numpy as np
 import optax
 from jax import Array
 
+from memjax.build.decoding import decoding
 from memjax.build.evaluator import Evaluator
 from memjax.build.knn import knn_scores
 from memjax.build.parts import Parts
@@ -330,6 +331,7 @@ def sample(
         key=jax.random.key(seed),
         temperature=temperature,
         top_k=top_k,
+        decoding=decoding(parts, data.context),
     )
     ends = np.flatnonzero(drawn == tokenizer.separator)
     return tokenizer.decode(drawn[: ends[0]] if len(ends) else drawn)

@@ -1,13 +1,14 @@
 """Sampling text from a model.
 
-What: one token after another, each from a full forward pass over the context.
+What: one token after another, each from a pass over that token where the model keeps
+    what it has read, or else from a pass over the whole context.
 Why: a look at what a run has learned, for any model and memory.
-When not: serving. There is no cache here, a token costs a pass over the context.
+When not: serving many texts at once; see `models.decode`.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,18 @@ from jax import Array
 from memjax.errors import ConfigError
 
 LogitsFn = Callable[[Any, Array, Array], Array]
+
+
+class Decoding(NamedTuple):
+    """A model that goes on from a cache.
+
+    Attributes:
+        start: () -> the cache of one row that holds `context` tokens, empty.
+        step: (params, cache, tokens_1T, segments_1T) -> (logits_1TV, cache).
+    """
+
+    start: Callable[[], Any]
+    step: Callable[[Any, Any, Array, Array], tuple[Array, Any]]
 
 
 def sample_token(
@@ -42,6 +55,7 @@ def generate(
     key: Array,
     temperature: float = 0.8,
     top_k: int | None = None,
+    decoding: Decoding | None = None,
 ) -> np.ndarray:
     """Continue `prompt` by `n_tokens` ids.
 
@@ -57,6 +71,8 @@ def generate(
         key: typed PRNG key; the same key gives the same ids.
         temperature: >= 0; 0 is greedy.
         top_k: draw among the best k only, 1 <= k <= vocab_size; None: among all.
+        decoding: the same model with a cache. It is used where the whole text fits the
+            context; a window that slides moves every token, so nothing could be kept.
 
     Returns:
         int32 [n_tokens], without the prompt.
@@ -64,7 +80,9 @@ def generate(
     Raises:
         ConfigError: an option or a prompt id outside its range.
 
-    Cost: n_tokens forward passes over `context` tokens.
+    Cost: n_tokens forward passes over `context` tokens. With `decoding`, one over the
+    prompt (padded to a power of two, so that few lengths are compiled) and n_tokens - 1
+    over one token, each of which attends to `context` places.
     """
     if temperature < 0:
         raise ConfigError("temperature", temperature, "a number >= 0")
@@ -79,18 +97,20 @@ def generate(
         bad = prompt[(prompt < 0) | (prompt >= vocab_size)][0]
         raise ConfigError("prompt", int(bad), f"ids from 0 to {vocab_size - 1}")
     kept = prompt[-context:].astype(np.int32)
-    buffer = np.zeros((1, context), np.int32)
+    options: dict[str, Any] = {
+        "n_tokens": n_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+    }
+    # The last token that is drawn is not read.
+    if decoding is not None and 0 < n_tokens <= context - len(kept) + 1:
+        width = min(context, 1 << (len(kept) - 1).bit_length())
+        run = partial(_go_on, decoding=decoding)
+    else:
+        width, run = context, partial(_continue, logits_fn=logits_fn)
+    buffer = np.zeros((1, width), np.int32)
     buffer[0, : len(kept)] = kept
-    drawn = _continue(
-        params,
-        jnp.asarray(buffer),
-        jnp.int32(len(kept)),
-        key,
-        logits_fn=logits_fn,
-        n_tokens=n_tokens,
-        temperature=temperature,
-        top_k=top_k,
-    )
+    drawn = run(params, jnp.asarray(buffer), jnp.int32(len(kept)), key, **options)
     return np.asarray(drawn)
 
 
@@ -122,3 +142,35 @@ def _continue(
 
     _, drawn = jax.lax.scan(draw, (buffer_1T, length), jnp.arange(n_tokens))
     return drawn
+
+
+@partial(jax.jit, static_argnames=("decoding", "n_tokens", "temperature", "top_k"))
+def _go_on(
+    params: Any,
+    buffer_1T: Array,
+    length: Array,
+    key: Array,
+    *,
+    decoding: Decoding,
+    n_tokens: int,
+    temperature: float,
+    top_k: int | None,
+) -> Array:
+    """As `_continue`, for a text that fits; n_tokens >= 1."""
+
+    def token_of(logits_V: Array, step: Array | int) -> Array:
+        step_key = jax.random.fold_in(key, step)
+        return sample_token(logits_V, step_key, temperature, top_k)
+
+    def draw(carry: tuple[Any, Array], step: Array) -> tuple[Any, Array]:
+        cache, token = carry
+        one_11 = jnp.ones((1, 1), jnp.int32)
+        logits_11V, cache = decoding.step(params, cache, token * one_11, one_11)
+        token = token_of(logits_11V[0, 0], step)
+        return (cache, token), token
+
+    used_1T = (jnp.arange(buffer_1T.shape[1]) < length)[None].astype(jnp.int32)
+    logits_1TV, cache = decoding.step(params, decoding.start(), buffer_1T, used_1T)
+    first = token_of(logits_1TV[0, length - 1], 0)
+    _, others = jax.lax.scan(draw, (cache, first), jnp.arange(1, n_tokens))
+    return jnp.concatenate([first[None], others])

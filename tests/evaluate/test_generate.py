@@ -1,12 +1,21 @@
-"""Sampling: greedy follows the model, keys repeat, the window slides, bad options."""
+"""Sampling, with and without a cache: keys repeat, the window slides, bad options."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from memjax.build.decoding import decoding as decoding_of
+from memjax.build.parts import Parts
 from memjax.errors import ConfigError
-from memjax.evaluate.generate import generate
+from memjax.evaluate.generate import Decoding, generate
+from memjax.experiment import Experiment
+from memjax.layers.engram import EngramConfig
+from memjax.layers.fast_weight_config import FastWeightConfig
+from memjax.models.config import ModelConfig
+from tests.models.parameters import filled
 
 VOCAB = 7
 
@@ -83,3 +92,79 @@ def test_no_tokens_and_bad_options():
         draw([2, -1], 2)
     with pytest.raises(ConfigError, match="prompt = 7"):
         draw([7], 2)
+
+
+def counting(start_at=0):
+    """`successor` with a cache that is the number of tokens read so far."""
+
+    def step(params, read, tokens, segments):
+        sure = 50.0 * jax.nn.one_hot((tokens + params) % VOCAB, VOCAB)
+        read = read + segments.sum()
+        return jnp.where(read <= 12, sure, jnp.nan), read
+
+    return Decoding(lambda: jnp.int32(start_at), step)
+
+
+def test_a_text_that_fits_goes_on_from_the_cache():
+    decoding = counting()
+    for n_prompt, n_tokens in ((1, 12), (5, 8), (12, 1), (3, 1)):
+        prompt = np.arange(n_prompt) % VOCAB
+        got = draw(prompt, n_tokens, temperature=0.0, decoding=decoding)
+        want = (prompt[-1] + 2 * np.arange(1, n_tokens + 1)) % VOCAB
+        np.testing.assert_array_equal(got, want)
+        assert got.dtype == np.int32
+    assert draw([3], 0, decoding=decoding).shape == (0,)
+
+
+def test_a_window_that_slides_has_no_cache():
+    """A cache that is full from the start would give NaN, of which 0 is drawn."""
+    full = counting(start_at=13)
+    np.testing.assert_array_equal(draw([3], 2, temperature=0.0, decoding=full), [0, 0])
+    for n_prompt, n_tokens in ((1, 13), (12, 2), (30, 20)):
+        prompt = np.arange(n_prompt) % VOCAB
+        got = draw(prompt, n_tokens, temperature=0.0, decoding=full)
+        want = draw(prompt, n_tokens, temperature=0.0)
+        np.testing.assert_array_equal(got, want)
+
+
+def test_with_a_cache_a_key_draws_the_same_tokens():
+    engram = EngramConfig(layers=(0,), n_heads=2, rows_per_head=53, row_width=4)
+    fast = FastWeightConfig(
+        n_sub_keys=4, key_width=4, value_width=4, k=2, chunk=2, initial="fixed"
+    )
+    model = ModelConfig(
+        n_layers=2,
+        d_model=16,
+        n_heads=2,
+        n_kv_heads=1,
+        d_ff=16,
+        memories=(engram, fast),
+    )
+    parts = Parts(Experiment(name="x", model=model))
+    params = filled(model)
+    shared = dataclasses.replace(fast, state="shared", layers=(0,))
+    without = dataclasses.replace(model, memories=(shared,))
+    assert decoding_of(Parts(Experiment(name="x", model=without)), 16) is None
+
+    def logits_fn(params, tokens, segments):
+        batch = {"tokens": tokens, "segments": segments}
+        return parts.logits(params, batch | {"positions": jnp.arange(16)[None]})
+
+    def sample(seed, **options):
+        prompt = np.array([256, 72, 101])
+        return generate(
+            logits_fn,
+            params,
+            prompt,
+            n_tokens=14,
+            context=16,
+            vocab_size=257,
+            key=jax.random.key(seed),
+            temperature=1.5,
+            **options,
+        )
+
+    decoding = decoding_of(parts, 16)
+    got = sample(0, decoding=decoding)
+    np.testing.assert_array_equal(got, sample(0))
+    assert (got != sample(1, decoding=decoding)).any()
