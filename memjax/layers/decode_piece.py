@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from memjax.ops.look_back import DEAD
+from memjax.ops.look_back import DEAD, device_ids
 
 CACHE = "cache"
 
@@ -139,7 +139,7 @@ class Place(nn.Module):
 
         order_BT = jnp.argsort(segments_BT <= 0, axis=1, stable=True)
         tokens_BT, segments_BT = (
-            jnp.take_along_axis(x.astype(jnp.int32), order_BT, axis=1)
+            jnp.take_along_axis(device_ids(jnp.asarray(x), 1), order_BT, axis=1)
             for x in (tokens_BT, segments_BT)
         )
         real_BT = segments_BT > 0

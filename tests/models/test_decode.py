@@ -81,7 +81,11 @@ CONFIGS = {
     "streams, batch statistics": with_memory(
         BATCH_NORM, hyper=HyperConfig(n_streams=2)
     ),
-    "probability": with_memory(ENGRAM, layers=(2,), arrangement="probability"),
+    "probability, rows": with_memory(
+        dataclasses.replace(ENGRAM, table_mode="rows"),
+        layers=(2,),
+        arrangement="probability",
+    ),
     "three branches, token classes": with_memory(
         dataclasses.replace(ENGRAM, n_token_classes=9), arrangement="three_branch"
     ),
