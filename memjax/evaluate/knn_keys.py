@@ -19,7 +19,8 @@ from memjax.evaluate.bits_per_byte import token_nats
 from memjax.evaluate.memory_records import apply_recording
 from memjax.layers.record import record
 from memjax.models.config import ModelConfig
-from memjax.models.language_model import LanguageModel, runs
+from memjax.models.language_model import LanguageModel
+from memjax.models.runs import runs
 
 KEYS = ("feed_forward", "final")
 _RECORD = "knn_key"

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from memjax.experiment.definition import Experiment
+from memjax.layers.cross_attention import CedConfig
 from memjax.layers.experts import ExpertsConfig
 from memjax.layers.product_key_config import ProductKeyConfig
 from memjax.models.config import ModelConfig
@@ -85,6 +86,7 @@ def _shrink_model(model: ModelConfig) -> ModelConfig:
         expert_layers=None
         if model.expert_layers is None
         else tuple(sorted({min(layer, n_layers - 1) for layer in model.expert_layers})),
+        ced=None if model.ced is None else _shrink_ced(model.ced, n_layers),
         hyper=None
         if model.hyper is None
         else replace(model.hyper, n_streams=min(model.hyper.n_streams, 2)),
@@ -95,6 +97,15 @@ def _shrink_model(model: ModelConfig) -> ModelConfig:
         memories=tuple(
             _shrink_memory(memory, moved, model.d_model) for memory in model.memories
         ),
+    )
+
+
+def _shrink_ced(ced: CedConfig, n_layers: int) -> CedConfig:
+    window = ced.local_window
+    return replace(
+        ced,
+        first_decoder=min(ced.first_decoder, n_layers - 1),
+        local_window=None if window is None else min(window, 8),
     )
 
 

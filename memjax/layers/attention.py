@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from memjax.layers.decode_piece import CACHE, Piece
+from memjax.layers.decode_piece import Piece, keep
 from memjax.layers.precision import Dtypes
 from memjax.layers.projection import projection
 
@@ -87,8 +87,8 @@ class Attention(nn.Module):
         k_BTAC = rope(heads("key", self.n_kv_heads), positions_BT, self.rope_theta)
         v_BTAC = heads("value", self.n_kv_heads)
         if piece is not None:
-            k_BSAC = self._kept("keys", k_BTAC, piece)
-            v_BSAC = piece.clean(self._kept("values", v_BTAC, piece))
+            k_BSAC = keep(self, "keys", k_BTAC, piece)
+            v_BSAC = piece.clean(keep(self, "values", v_BTAC, piece))
             seen_B1TS = piece.visible(self.window)
             out_BTAC = jax.nn.dot_product_attention(
                 q_BTAC, k_BSAC, v_BSAC, mask=seen_B1TS
@@ -115,11 +115,3 @@ class Attention(nn.Module):
         return projection("out", d_model, self.dtypes, scale=self.out_scale)(
             out_BTAC.reshape(n_batch, n_tokens, d_model)
         )
-
-    def _kept(self, name: str, new_BTAC: Array, piece: Piece) -> Array:
-        """All keys or values of the rows, [B, S, A, C], the piece's included."""
-        n_batch, _, n_heads, width = new_BTAC.shape
-        shape = (n_batch, piece.n_places, n_heads, width)
-        kept = self.variable(CACHE, name, jnp.zeros, shape, new_BTAC.dtype)
-        kept.value = piece.store(kept.value, new_BTAC)
-        return kept.value

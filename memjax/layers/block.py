@@ -15,6 +15,7 @@ from jax import Array
 
 from memjax.errors import ConfigError
 from memjax.layers.attention import Attention
+from memjax.layers.cross_attention import CrossAttention, Source
 from memjax.layers.decode_piece import Piece
 from memjax.layers.experts import Experts, ExpertsConfig
 from memjax.layers.feed_forward import FeedForward
@@ -98,6 +99,8 @@ class Block(nn.Module):
         memories: modules with `read(x, inputs, train=, drop=)`, in the order in which
             they act; seats: where each sits.
         experts: a mixture of experts as the feed-forward; None: a dense one.
+        window, local_window: of the attention to the block's own stream, without and
+            beside a source.
     """
 
     n_heads: int
@@ -105,6 +108,7 @@ class Block(nn.Module):
     d_ff: int
     window: int | None
     starve_window: int | None
+    local_window: int | None
     rope_theta: float
     norm_eps: float
     dropout: float
@@ -131,6 +135,7 @@ class Block(nn.Module):
         train: bool,
         drop_memory: bool,
         piece: Piece | None = None,
+        source: Source | None = None,
     ) -> tuple[Array, Array | None]:
         stream, pre = carried
 
@@ -154,17 +159,20 @@ class Block(nn.Module):
             return scalar.astype(stream.dtype)
 
         def attend(h: Array) -> Array:
-            attention = Attention(
-                n_heads=self.n_heads,
-                n_kv_heads=self.n_kv_heads,
-                window=self.window,
-                starve_window=self.starve_window,
-                rope_theta=self.rope_theta,
-                out_scale=self.out_scale,
-                dtypes=self.dtypes,
-                name="attention",
-            )
+            options = {
+                "n_heads": self.n_heads,
+                "n_kv_heads": self.n_kv_heads,
+                "starve_window": self.starve_window,
+                "rope_theta": self.rope_theta,
+                "out_scale": self.out_scale,
+                "dtypes": self.dtypes,
+                "name": "attention",
+            }
             h = norm("attention_norm", h)
+            if source is not None:
+                attention = CrossAttention(local_window=self.local_window, **options)
+                return dropped(attention(h, positions_BT, source, starved_B, piece))
+            attention = Attention(window=self.window, **options)
             attended = attention(h, segments_BT, positions_BT, starved_B, piece)
             return dropped(attended)
 

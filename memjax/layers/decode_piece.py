@@ -180,6 +180,17 @@ class Place(nn.Module):
         return piece
 
 
+def keep(module: nn.Module, name: str, new: Array, piece: Piece) -> Array:
+    """`new` [B, T, ...] of the piece in the variable `name` [B, S, ...]; all of it.
+
+    The variable is one of `module` in the collection "cache".
+    """
+    shape = (len(new), piece.n_places, *new.shape[2:])
+    kept = module.variable(CACHE, name, jnp.zeros, shape, new.dtype)
+    kept.value = piece.store(kept.value, new)
+    return kept.value
+
+
 def before_piece(
     module: nn.Module, name: str, new_BTC: Array, n_before: int, piece: Piece
 ) -> tuple[Array, Array]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from memjax.errors import ConfigError
 from memjax.layers.block import HyperConfig
+from memjax.layers.cross_attention import CedConfig
 from memjax.layers.engram import EngramConfig
 from memjax.layers.experts import ExpertsConfig
 from memjax.layers.memory import check_numbers
@@ -51,6 +52,9 @@ class ModelConfig:
         memory_share: lambda of the "probability" arrangement, 0 < lambda < 1.
         experts: a mixture of experts as the feed-forward; None: dense ones of d_ff.
         expert_layers: blocks that have it; None: all.
+        ced: a causal encoder-decoder: from one block on, attention looks at what that
+            block was handed; `window` is then that of the blocks before. None: every
+            block looks at its own stream.
         hyper: hyper-connections between several residual streams; None: one stream,
             added to.
         precision: dtypes.
@@ -76,6 +80,7 @@ class ModelConfig:
     memory_share: float = 0.25
     experts: ExpertsConfig | None = None
     expert_layers: tuple[int, ...] | None = None
+    ced: CedConfig | None = None
     hyper: HyperConfig | None = None
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
 
@@ -110,6 +115,7 @@ class ModelConfig:
             raise ConfigError("model.window", self.window, "None or at least 1")
         self._check_starvation()
         self._check_experts()
+        self._check_ced()
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError("model.dropout", self.dropout, "0 <= dropout < 1")
         for name in ("rope_theta", "norm_eps"):
@@ -128,6 +134,18 @@ class ModelConfig:
                 "model.memory_share", self.memory_share, "0 < memory_share < 1"
             )
         self._check_memories()
+
+    def _check_ced(self) -> None:
+        if self.ced is not None and self.ced.first_decoder >= self.n_layers:
+            raise ConfigError(
+                "model.ced.first_decoder",
+                self.ced.first_decoder,
+                f"a block index below n_layers = {self.n_layers}",
+            )
+
+    def decodes(self, layer: int) -> bool:
+        """Whether a block belongs to the decoder of a causal encoder-decoder."""
+        return self.ced is not None and layer >= self.ced.first_decoder
 
     def _check_experts(self) -> None:
         layers = self.expert_layers

@@ -5,7 +5,6 @@ Why: one small backbone, so that what differs between runs is the memory.
 When not: losses, sampling and evaluation take `apply` as a function.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -16,12 +15,12 @@ from jax import Array
 from memjax.data.compressed_vocab import CompressedVocab
 from memjax.errors import ConfigError
 from memjax.layers.block import Block, Seat
+from memjax.layers.cross_attention import HeadKeys, Source
 from memjax.layers.decode_piece import CACHE, Piece, Place
-from memjax.layers.memory import MemoryInputs, own_tables
+from memjax.layers.memory import MemoryInputs
 from memjax.layers.norm import RMSNorm
 from memjax.layers.precision import Dtypes
 from memjax.layers.record import LOSSES, METRICS
-from memjax.layers.table import Table
 from memjax.models.config import ModelConfig
 from memjax.models.decode import PLACE, check_decodes, n_history
 from memjax.models.layouts import layouts
@@ -30,35 +29,16 @@ from memjax.models.memories import (
     Placed,
     memory_module,
     n_branches,
-    placed,
     reads_tokens,
     shared_tables,
 )
+from memjax.models.runs import n_decoder_tokens, runs
+from memjax.models.shared_tables import SharedTables
 from memjax.ops.hash_routing import bigram_experts, table_experts
 from memjax.ops.hashed_rows import Layout, hashed_rows
 from memjax.ops.hyper_connections import collapse, expand, first_pre
 from memjax.ops.token_classes import token_classes
 from memjax.parallel.row_sharding import RowSharding
-
-
-def runs(config: ModelConfig) -> Iterator[tuple[int, int, tuple[Placed, ...]]]:
-    """(first block, number of blocks, memories) of each run of equal blocks.
-
-    Blocks with a memory stand alone, since each owns a table of its own size.
-    """
-    start = 0
-    while start < config.n_layers:
-        here = placed(config.memories, start)
-        end = start + 1
-        if not here and config.scan_layers:
-            while (
-                end < config.n_layers
-                and not placed(config.memories, end)
-                and config.has_experts(end) == config.has_experts(start)
-            ):
-                end += 1
-        yield start, end - start, here
-        start = end
 
 
 class LanguageModel(nn.Module):
@@ -107,6 +87,7 @@ class LanguageModel(nn.Module):
         *,
         train: bool = False,
         drop_memory: bool = False,
+        last: int | None = None,
     ) -> Array:
         """Logits of the next token.
 
@@ -122,6 +103,8 @@ class LanguageModel(nn.Module):
                 positive), and running statistics and carried fast weights change when
                 their collections "batch_stats" and "fast_weights" are mutable.
             drop_memory: measure the backbone alone, all memory gates 0.
+            last: only the logits of so many last tokens, [B, last, V]. The decoder of a
+                causal encoder-decoder then runs for no more tokens than these need.
 
         Returns:
             Logits, float32 (or wider under 64-bit mode). In the "probability"
@@ -129,7 +112,8 @@ class LanguageModel(nn.Module):
             tokens beyond the S of their row.
 
         Raises:
-            ConfigError: with a cache, positions or train, or as `check_decodes`.
+            ConfigError: with a cache, positions or train, or as `check_decodes`; `last`
+                with a cache, or where a memory of the decoder looks back by itself.
         """
         config, dtypes = self.config, Dtypes.of(self.config.precision)
         if segments_BT is None:
@@ -171,6 +155,8 @@ class LanguageModel(nn.Module):
             ).items()
         }
 
+        n_run = n_decoder_tokens(config, last, tokens_BT.shape[1], piece is not None)
+
         def inputs_of(layer: int, memory: Memory) -> MemoryInputs:
             rows_BTC = None
             if reads_tokens(memory):
@@ -179,23 +165,56 @@ class LanguageModel(nn.Module):
             tables = (
                 None if memory.shared_table is None else shared[memory.shared_table]
             )
+            if config.decodes(layer):
+                rows_BTC, segments, positions = _last(
+                    n_run, (rows_BTC, segments_BT, positions_BT)
+                )
+                return MemoryInputs(segments, positions, rows_BTC, tables, piece)
             return MemoryInputs(segments_BT, positions_BT, rows_BTC, tables, piece)
 
         expert_ids_BTK = self._expert_ids(tokens_BT, segments_BT, piece)
+        places, source = (segments_BT, positions_BT, starved_B), None
         carried = self._expanded(h_BTD)
         for start, length, here in runs(config):
+            if source is None and config.decodes(start):
+                source = self._source(carried, segments_BT, positions_BT, piece)
+                carried, expert_ids_BTK, places = _last(
+                    n_run, (carried, expert_ids_BTK, (segments_BT, positions_BT))
+                )
+                places = (*places, starved_B)
             inputs = tuple(inputs_of(start, seated.config) for seated in here)
-            arguments = (segments_BT, positions_BT, starved_B)
             ids = expert_ids_BTK if config.has_experts(start) else None
-            arguments = (*arguments, ids, inputs, train, drop_memory, piece)
+            arguments = (*places, ids, inputs, train, drop_memory, piece, source)
             carried = self._run(start, length, here, carried, arguments)
-        h_BTD = self._collapsed(*carried)
+        h_BTD = _last(n_run if last is None else last, self._collapsed(*carried))
         logits_BTV = self._head("head", "final_norm", h_BTD, embedding_VD)
         if config.arrangement == "probability" and not drop_memory:
             (memory,) = config.memories
             inputs = inputs_of(config.n_layers, memory)
             logits_BTV = self._mixture(logits_BTV, h_BTD, inputs, train)
         return logits_BTV if piece is None else piece.restored(logits_BTV)
+
+    def _source(
+        self,
+        carried: tuple[Array, Array | None],
+        segments_BT: Array,
+        positions_BT: Array,
+        piece: Piece | None,
+    ) -> Source:
+        """What the decoder's blocks look at."""
+        config = self.config
+        assert config.ced is not None
+        stream_BTD = self._norm("source_norm", self._collapsed(*carried))
+        shared = None
+        if config.ced.share_kv:
+            shared = HeadKeys(
+                config.n_kv_heads,
+                config.d_model // config.n_heads,
+                config.rope_theta,
+                Dtypes.of(config.precision),
+                name="source",
+            )(stream_BTD, positions_BT, piece)
+        return Source(stream_BTD, segments_BT, positions_BT, shared)
 
     def _piece(
         self, tokens_BT: Array, segments_BT: Array, positions_BT: Any, train: bool
@@ -291,6 +310,7 @@ class LanguageModel(nn.Module):
             "out_scale": (2 * config.n_layers) ** -0.5,
             "three_branch": config.arrangement == "three_branch",
             "hyper": config.hyper,
+            "local_window": None if config.ced is None else config.ced.local_window,
             "experts": config.experts if config.has_experts(start) else None,
             "dtypes": Dtypes.of(config.precision),
         }
@@ -368,16 +388,6 @@ class LanguageModel(nn.Module):
         )
 
 
-class SharedTables(nn.Module):
-    """The tables that several memories read; called for their handles by name."""
-
-    memory: Memory
-    d_model: int
-    dtypes: Dtypes
-    sharding: RowSharding | None
-
-    @nn.compact
-    def __call__(self) -> dict[str, Table]:
-        specs = self.memory.table_specs(self.d_model)
-        sharding = None if self.memory.table_mode == "dense" else self.sharding
-        return own_tables(self, self.memory, specs, None, self.dtypes, sharding)
+def _last(n: int, tree: Any) -> Any:
+    """The last n entries of the second axis of every array."""
+    return jax.tree.map(lambda x: x[:, -n:], tree)

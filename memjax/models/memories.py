@@ -100,6 +100,13 @@ def reads_tokens(memory: Memory) -> bool:
     return isinstance(memory, EngramConfig | TokenRows)
 
 
+def looks_back(memory: Memory) -> bool:
+    """Whether its read of a token needs what it did for the tokens before."""
+    if isinstance(memory, EngramConfig):
+        return memory.form == "demo" and memory.kernel_size > 0
+    return isinstance(memory, FastWeightConfig)
+
+
 def n_branches(memory: Memory) -> int:
     """Residual streams that it reads and writes by itself."""
     return memory.n_branches if isinstance(memory, EngramConfig) else 1

@@ -12,8 +12,9 @@ from memjax.errors import ConfigError
 from memjax.layers.experts import ExpertsConfig
 from memjax.layers.record import LOSSES, METRICS
 from memjax.models.config import ModelConfig
-from memjax.models.language_model import LanguageModel, runs
+from memjax.models.language_model import LanguageModel
 from memjax.models.parameters import abstract_params, cost, labels
+from memjax.models.runs import runs
 from tests.models.parameters import filled
 
 EXPERTS = ExpertsConfig(n_experts=4, top_k=2, d_ff=12)

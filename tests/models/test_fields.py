@@ -10,6 +10,7 @@ import pytest
 
 from memjax.errors import ConfigError
 from memjax.layers.block import HyperConfig
+from memjax.layers.cross_attention import CedConfig
 from memjax.layers.engram import EngramConfig
 from memjax.layers.experts import ExpertsConfig
 from memjax.layers.precision import PrecisionConfig
@@ -73,6 +74,7 @@ MODEL_CHANGES = {
     "scan_layers": False,
     "memories": (),
     "arrangement": "three_branch",
+    "ced": CedConfig(first_decoder=1),
     "hyper": HyperConfig(n_streams=2),
     "experts": ExpertsConfig(n_experts=2, d_ff=4),
 }

@@ -12,9 +12,10 @@ from memjax.layers.engram import EngramConfig
 from memjax.layers.precision import PrecisionConfig
 from memjax.layers.record import METRICS
 from memjax.models.config import ModelConfig
-from memjax.models.language_model import LanguageModel, runs
+from memjax.models.language_model import LanguageModel
 from memjax.models.layouts import layouts
 from memjax.models.parameters import abstract_params, cost, labels
+from memjax.models.runs import runs
 from tests.models.parameters import filled
 
 MEMORY = EngramConfig(
