@@ -161,14 +161,17 @@ class CrossAttention(nn.Module):
                 return piece.visible(window)
             return visible(segments_BT, n_last, n_keys, window)
 
-        n_tokens = segments_BT.shape[1]
-        looked_at, masks = [found], [seen(n_tokens, None)]
-        if starved_B is not None and self.starve_window is not None:
-            near = seen(n_tokens, self.starve_window)
-            masks[0] &= near | ~starved_B[:, None, None, None]
+        def mask(n_keys: int, window: int | None) -> Array:
+            everything = seen(n_keys, window)
+            if starved_B is None or self.starve_window is None:
+                return everything
+            near = seen(n_keys, self.starve_window)
+            return everything & (near | ~starved_B[:, None, None, None])
+
+        looked_at, masks = [found], [mask(segments_BT.shape[1], None)]
         if self.local_window is not None:
             looked_at.append(keys_of("local")(h_BtD, positions_Bt, piece))
-            masks.append(seen(n_last, self.local_window))
+            masks.append(mask(n_last, self.local_window))
         out_BtAC = jax.nn.dot_product_attention(
             q_BtAC,
             jnp.concatenate([kv.keys_BSAC for kv in looked_at], axis=1),

@@ -135,6 +135,20 @@ def test_p10_cached_decoding_equals_the_full_forward(kind, scan_layers):
         np.testing.assert_allclose(jnp.concatenate(pieces, 1), want, atol=1e-5)
 
 
+def test_starved_queries_see_no_further_in_their_own_stream_either():
+    """Four blocks of windows of 2 reach 4 tokens back, whatever the local window."""
+    config = model_with("local", starve_prob=1.0, starve_window=2)
+    params = filled(config)
+    apply = jax.jit(functools.partial(LanguageModel(config).apply, train=True))
+
+    def starved(tokens):
+        return apply({"params": params}, tokens, rngs={"dropout": jax.random.key(0)})
+
+    moved = np.abs(starved(TOKENS.at[:, 2].add(1) % 17) - starved(TOKENS)).max((0, 2))
+    assert moved[:7].tolist()[:2] == [0, 0] and (moved[2:7] > 1e-6).all()
+    np.testing.assert_array_equal(moved[7:], 0)
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match=r"model\.ced\.first_decoder = 4"):
         dataclasses.replace(BASE, ced=CedConfig(first_decoder=4))
