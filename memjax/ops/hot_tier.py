@@ -14,6 +14,7 @@ fingerprint. Windows that reach before a document's start are never hot.
 import hashlib
 import json
 import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -32,6 +33,8 @@ from memjax.ops.ngram_key import keys_are_exact, ngram_keys
 from memjax.ops.ngram_layout import NgramLayout
 
 MISS = -1
+# What numpy raises for a file that is none, cut short or of another kind.
+_NO_INDEX = (ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,14 +102,14 @@ def load_hot_index(path: Path | str) -> HotIndex:
 @lru_cache(maxsize=8)
 def _load(path: Path, changed: int, size: int) -> HotIndex:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             keys = {
                 int(name.removeprefix("keys_")): file[name]
                 for name in file.files
                 if name.startswith("keys_")
             }
             return HotIndex(int(file["vocab_size"]), keys)
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, *_NO_INDEX) as error:
         raise DataError(f"{path} is no file of hot n-grams: {error}") from None
 
 

@@ -178,9 +178,15 @@ def test_files_and_fingerprints(tmp_path):
     assert load_hot_index(path).sha256 == fewer.sha256
     with pytest.raises(DataError, match="cannot be read"):
         load_hot_index(tmp_path / "none.npz")
-    (tmp_path / "bad.npz").write_bytes(b"no zip")
-    with pytest.raises(DataError, match="no file of hot n-grams"):
-        load_hot_index(tmp_path / "bad.npz")
+    whole = path.read_bytes()
+    for content in (
+        b"no zip",
+        whole[: len(whole) // 2],
+        whole[:100] + b"\xff" + whole[101:],
+    ):
+        (tmp_path / "bad.npz").write_bytes(content)
+        with pytest.raises(DataError, match="no file of hot n-grams"):
+            load_hot_index(tmp_path / "bad.npz")
 
 
 def test_errors():
