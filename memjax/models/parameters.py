@@ -154,8 +154,9 @@ class ModelCost:
             scales of tables in FP8 are bytes, and no parameters).
         flops_per_token: of a forward pass, 2 per multiply-add, in matrix products,
             scores of sub-keys, weighted sums of rows, and in attention over `context`
-            tokens (each query sees half of them, or its window). A training step costs
-            about three times that.
+            tokens (each query sees half of them, or its window; in a decoder block half
+            of its source and, beside it, its local window). A training step costs about
+            three times that.
         table_bytes_per_token: table bytes read per token in a forward pass.
     """
 
@@ -191,11 +192,9 @@ def cost(config: ModelConfig, context: int) -> ModelCost:
     multiplied += sum(read.rows * read.width for read in reads if read.weighed)
     inner = sum(len(m.layers) * m.inner_flops for m in config.memories)
     heads = 1 + (config.arrangement == "probability")
-    seen = min(context, config.window or context)
-    pairs = seen - seen * (seen - 1) / (2 * context)
     flops = int(2 * multiplied) + inner
     flops += 2 * heads * config.vocab_size * config.d_model
-    flops += int(4 * config.n_layers * pairs * config.d_model)
+    flops += int(4 * _keys_seen(config, context) * config.d_model)
     itemsize = jnp.dtype(config.precision.tables).itemsize
     per_token = sum(
         read.rows
@@ -214,3 +213,18 @@ def cost(config: ModelConfig, context: int) -> ModelCost:
         flops_per_token=flops,
         table_bytes_per_token=per_token,
     )
+
+
+def _keys_seen(config: ModelConfig, context: int) -> float:
+    """Keys that a query sees, mean over a row of `context` tokens, summed over blocks."""
+
+    def of(window: int | None) -> float:
+        seen = min(context, window or context)
+        return seen - seen * (seen - 1) / (2 * context)
+
+    n_decoder = sum(config.decodes(layer) for layer in range(config.n_layers))
+    found = (config.n_layers - n_decoder) * of(config.window)
+    if config.ced is not None:
+        local = config.ced.local_window
+        found += n_decoder * (of(None) + (0 if local is None else of(local)))
+    return found

@@ -68,6 +68,14 @@ def test_parameters_follow_what_is_shared():
     dense = cost(BASE, 11).flops_per_token
     assert cost(model_with("own_kv"), 11).flops_per_token == dense
     assert cost(model_with("share_kv"), 11).flops_per_token == dense - 2 * 2 * 16 * 8
+    # The window is that of the encoder: a decoder query sees 6 of 11 keys in the mean.
+    near = cost(model_with("own_kv", window=1), 11).flops_per_token
+    assert dense - near == 4 * 2 * (6 - 1) * 16
+    # Beside the source a query sees 3 keys of its own stream, fewer at the beginning.
+    beside = cost(model_with("local"), 11).flops_per_token
+    kernels = 2 * 2 * (2 * 16 * 8)
+    pairs = 2 * (3 - (1 + 2) / 11)
+    assert beside == int(dense - kernels / 2 + kernels + 4 * pairs * 16)
 
 
 @pytest.mark.parametrize("kind", KINDS)
