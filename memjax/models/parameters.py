@@ -216,7 +216,7 @@ def cost(config: ModelConfig, context: int) -> ModelCost:
 
 
 def _keys_seen(config: ModelConfig, context: int) -> float:
-    """Keys that a query sees, mean over a row of `context` tokens, summed over blocks."""
+    """Keys that a query sees: mean over `context` tokens, summed over blocks."""
 
     def of(window: int | None) -> float:
         seen = min(context, window or context)
