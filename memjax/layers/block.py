@@ -20,7 +20,7 @@ from memjax.layers.decode_piece import Piece
 from memjax.layers.experts import Experts, ExpertsConfig
 from memjax.layers.feed_forward import FeedForward
 from memjax.layers.hyper_connections import HyperConnection
-from memjax.layers.memory import MemoryInputs
+from memjax.layers.memory import MemoryInputs, check_numbers
 from memjax.layers.norm import RMSNorm
 from memjax.layers.precision import Dtypes
 from memjax.layers.record import record
@@ -70,6 +70,7 @@ class HyperConfig:
     norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
+        check_numbers(self, "hyper")
         if self.form not in HYPER_FORMS:
             raise ConfigError("hyper.form", self.form, f"one of {HYPER_FORMS}")
         try:

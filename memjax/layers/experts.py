@@ -18,6 +18,7 @@ from jax import Array
 from memjax.arrays import check_shape
 from memjax.errors import ConfigError, ShapeError
 from memjax.layers.feed_forward import FeedForward
+from memjax.layers.memory import check_numbers
 from memjax.layers.precision import Dtypes
 from memjax.layers.projection import projection
 from memjax.layers.record import add_loss, record
@@ -68,7 +69,9 @@ class ExpertsConfig:
             that would leave nothing to learn and is refused.
         route_scale: factor on the weights.
         balance_weight: weight of the balance loss of a learned routing in the training
-            loss (arXiv:2101.03961 has 0.01); 0: none, and experts may collapse.
+            loss (arXiv:2101.03961 has 0.01); 0: none, and experts may collapse. Hash
+            routing has no such loss: there the default and 0 say the same, and all
+            else is refused.
     """
 
     n_experts: int = 8
@@ -84,6 +87,7 @@ class ExpertsConfig:
     balance_weight: float = 0.01
 
     def __post_init__(self) -> None:
+        check_numbers(self, "experts")
         for field, allowed in (
             ("routing", ROUTINGS),
             ("weights", WEIGHTS),
@@ -106,6 +110,9 @@ class ExpertsConfig:
             self._refuse("route_scale", "a finite number > 0")
         if not 0 <= self.balance_weight < float("inf"):
             self._refuse("balance_weight", "a finite number >= 0")
+        default = type(self).balance_weight
+        if self.routing != "learned" and self.balance_weight not in (0, default):
+            self._refuse("balance_weight", f"0 or {default} when routing is by a hash")
         if self.routing in ("learned", "balanced") and self.hash_seed:
             self._refuse("hash_seed", f"0 when routing = {self.routing!r}")
         if self.routing == "sliced" and self.n_experts % self.top_k:

@@ -19,6 +19,7 @@ from memjax.layers.token_rows import TokenRows
 from memjax.models.memories import Memory, reads_tokens, shared_tables
 
 ARRANGEMENTS = ("residual", "three_branch", "probability")
+_PIECES = {"experts": ExpertsConfig, "ced": CedConfig, "hyper": HyperConfig}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,11 @@ class ModelConfig:
         if self.window is not None and self.window < 1:
             raise ConfigError("model.window", self.window, "None or at least 1")
         self._check_starvation()
+        for name, kind in _PIECES.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                want = f"None or an object of {kind.__name__}"
+                raise ConfigError(f"model.{name}", value, want)
         self._check_experts()
         self._check_ced()
         if not 0.0 <= self.dropout < 1.0:
@@ -151,7 +157,8 @@ class ModelConfig:
         layers = self.expert_layers
         if layers is None:
             return
-        fits = isinstance(layers, tuple) and list(layers) == sorted(set(layers))
+        fits = isinstance(layers, tuple) and all(type(x) is int for x in layers)
+        fits = fits and list(layers) == sorted(set(layers))
         if self.experts is None or not fits or not layers:
             raise ConfigError(
                 "model.expert_layers",

@@ -273,7 +273,11 @@ REFUSED = {
         {"normalize": 3},
         {"normalize": False, "weights": "uniform", "routing": "random"},
     ],
-    "route_scale": [{"route_scale": 0.0}],
+    "route_scale": [{"route_scale": 0.0}, {"route_scale": "2"}],
+    "balance_weight": [
+        {"balance_weight": -1.0},
+        {"balance_weight": 0.5, "routing": "random"},
+    ],
 }
 
 

@@ -102,9 +102,13 @@ def test_experts_in_some_blocks_only():
     for change in (
         {"expert_layers": (3,)},
         {"expert_layers": (1, 0)},
+        {"expert_layers": (1.5,)},
         {"experts": None},
     ):
         with pytest.raises(ConfigError, match=r"model\.expert_layers"):
             dataclasses.replace(config, **change)
     with pytest.raises(ConfigError, match=r"experts\.balance_weight = -1"):
         dataclasses.replace(EXPERTS, balance_weight=-1)
+    for name in ("experts", "ced", "hyper"):
+        with pytest.raises(ConfigError, match=rf"model\.{name} = "):
+            dataclasses.replace(BASE, **{name: {"n_experts": 4}})
