@@ -13,6 +13,7 @@ import pytest
 from memjax.data.compressed_vocab import CompressedVocab
 from memjax.errors import ConfigError, ShapeError
 from memjax.layers.block import HyperConfig
+from memjax.layers.cross_attention import CedConfig
 from memjax.layers.decode_piece import CACHE
 from memjax.layers.engram import EngramConfig
 from memjax.layers.experts import ExpertsConfig
@@ -76,6 +77,11 @@ CONFIGS = {
     ),
     "memory on all streams": with_memory(
         dataclasses.replace(ENGRAM, n_branches=2),
+        hyper=HyperConfig(n_streams=2, form="single_pass"),
+    ),
+    "encoder and decoder, local window, streams": with_memory(
+        ENGRAM,
+        ced=CedConfig(first_decoder=1, local_window=2),
         hyper=HyperConfig(n_streams=2, form="single_pass"),
     ),
     "streams, batch statistics": with_memory(
