@@ -310,6 +310,11 @@ class Parts:
         if self.token_counts is not None:
             counts = np.asarray(self.token_counts, np.int64)
             addressing["token_counts"] = hashlib.sha256(counts.tobytes()).hexdigest()
+        experts = model.experts
+        if experts is not None and experts.routing in ("random", "sliced"):
+            # numpy does not promise its random stream for ever.
+            table = experts.table(model.vocab_size)
+            addressing["expert_table"] = hashlib.sha256(table.tobytes()).hexdigest()
         return addressing | {
             "tokenizer": load_tokenizer(self.experiment.data.tokenizer).fingerprint,
             "ngram_layouts": {
