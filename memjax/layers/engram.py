@@ -18,7 +18,14 @@ from memjax.arrays import check_shape
 from memjax.errors import ConfigError, ShapeError
 from memjax.layers.decode_piece import Piece, before_piece
 from memjax.layers.join import join
-from memjax.layers.memory import MemoryConfig, MemoryInputs, TableSpec, own_tables
+from memjax.layers.memory import (
+    MemoryConfig,
+    MemoryInputs,
+    TableSpec,
+    check_least,
+    check_orders,
+    own_tables,
+)
 from memjax.layers.norm import RMSNorm
 from memjax.layers.precision import Dtypes
 from memjax.layers.projection import projection
@@ -100,8 +107,7 @@ class EngramConfig(MemoryConfig):
                 raise ConfigError(
                     f"memories.{field}", getattr(self, field), f"one of {allowed}"
                 )
-        if not isinstance(self.orders, tuple):
-            raise ConfigError("memories.orders", self.orders, "a tuple such as (2, 3)")
+        check_orders(self.orders)
         if list(self.orders) != sorted(set(self.orders)) or not self.orders:
             raise ConfigError("memories.orders", self.orders, "ascending orders")
         sizes = self.rows_per_head
@@ -127,8 +133,8 @@ class EngramConfig(MemoryConfig):
             raise ConfigError(
                 "memories.n_token_classes", n_classes, "None or an integer >= 1"
             )
-        if self.dilation is not None and self.dilation < 1:
-            raise ConfigError("memories.dilation", self.dilation, "None or >= 1")
+        if self.dilation is not None:
+            check_least(self, {"dilation": 1})
         for field in ("norm_eps", "conv_norm_eps", "table_std"):
             if not 0 <= getattr(self, field) < float("inf"):
                 raise ConfigError(

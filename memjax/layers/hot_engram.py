@@ -44,15 +44,17 @@ class HotEngramConfig(EngramConfig):
             want = f"one number, or one for each of the {len(self.orders)} orders"
             raise ConfigError("memories.hot_rows", sizes, want)
         for size in sizes if isinstance(sizes, tuple) else (sizes,):
-            if not isinstance(size, int) or size < 0:
+            if type(size) is not int or size < 0:
                 raise ConfigError("memories.hot_rows", sizes, "integers >= 0")
         if self.n_hot > 0 and self.hot_file is None:
             want = "a file of n-grams when hot_rows > 0"
             raise ConfigError("memories.hot_file", None, want)
         for field in ("hot_file", "hot_sha256"):
-            if self.n_hot == 0 and getattr(self, field) is not None:
-                want = "None when hot_rows = 0"
-                raise ConfigError(f"memories.{field}", getattr(self, field), want)
+            value = getattr(self, field)
+            if value is None or (self.n_hot > 0 and isinstance(value, str)):
+                continue
+            want = "a text" if self.n_hot else "None when hot_rows = 0"
+            raise ConfigError(f"memories.{field}", value, want)
 
     @property
     def hot_sizes(self) -> tuple[int, ...]:

@@ -221,3 +221,9 @@ def check_least(config: Any, least: Mapping[str, int]) -> None:
         value = getattr(config, field)
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise ConfigError(f"memories.{field}", value, f"an integer >= {low}")
+
+
+def check_orders(orders: Any) -> None:
+    """ConfigError for the `orders` of a memory that are not a tuple of integers."""
+    if not isinstance(orders, tuple) or any(type(n) is not int for n in orders):
+        raise ConfigError("memories.orders", orders, "a tuple such as (2, 3)")

@@ -22,6 +22,7 @@ from memjax.layers.memory import (
     TableSpec,
     check_fields,
     check_least,
+    check_orders,
     own_tables,
 )
 from memjax.layers.precision import Dtypes
@@ -77,6 +78,7 @@ class NgramEmbeddingConfig(TokenRows, MemoryConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, {"hash": HASHES, "average": (False, True)})
+        check_orders(self.orders)
         check_gate(self, self.gate)
         check_least(self, {"n_heads": 1, "rows_per_head": 1})
         if self.row_width is not None:

@@ -175,6 +175,8 @@ def test_bad_input_is_named():
         {"kernel_size": -1},
         {"n_branches": 0},
         {"dilation": 0},
+        {"dilation": "2"},
+        {"orders": (2, "3")},
         {"norm_eps": -1.0},
         {"conv_norm_eps": -1.0},
         {"table_std": -1.0},

@@ -158,7 +158,9 @@ def test_what_follows_for_the_model(config):
     [
         ({"hot_rows": (1,)}, r"memories\.hot_rows = \(1,\)"),
         ({"hot_rows": -1}, r"memories\.hot_rows = -1"),
+        ({"hot_rows": True}, r"memories\.hot_rows = True"),
         ({"hot_rows": 5}, r"memories\.hot_file = None"),
+        ({"hot_rows": 5, "hot_file": 7}, r"memories\.hot_file = 7"),
         ({"hot_file": "a.npz"}, r"memories\.hot_file = 'a\.npz' .* hot_rows = 0"),
         ({"hot_sha256": "00"}, r"memories\.hot_sha256 = '00' .* hot_rows = 0"),
     ],

@@ -174,6 +174,7 @@ def test_bfloat16_and_bad_rows():
     [
         ({"hash": "fnv"}, r"memories\.hash = 'fnv'"),
         ({"orders": (3, 2)}, r"memories\.orders = \(3, 2\)"),
+        ({"orders": 3}, r"memories\.orders = 3"),
         ({"orders": (1, 2)}, r"memories\.orders = \(1, 2\)"),
         ({"n_heads": 0}, r"memories\.n_heads = 0"),
         ({"rows_per_head": 2**30}, r"memories\.rows_per_head = .*together"),
