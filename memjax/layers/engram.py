@@ -70,8 +70,8 @@ class EngramConfig(MemoryConfig):
         conv_init: "zero" (the paper: identity at the start) or "uniform" (the
             demo's torch default, +-1/sqrt(kernel_size)).
         table_std: standard deviation of the normal initialiser of the table.
-        n_branches: M, residual streams that share table and value. The language
-            model here has one stream.
+        n_branches: M, residual streams that share table and value: 1, or all streams of
+            a model with hyper-connections.
 
     With a `shared_table` all layers have the layout of the first and read one table, as
     in arXiv:2601.16531. Memories that share it must hash alike, from one first layer.
