@@ -15,6 +15,8 @@ import pytest
 
 from memjax.cli import main as cli
 from memjax.experiment import load_experiment
+from memjax.models.config import ModelConfig
+from memjax.models.parameters import cost
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -55,6 +57,9 @@ def test_python_blocks_run(number: int) -> None:
         losses = names["losses"]
         assert isinstance(losses, list)
         assert losses[-1] < 0.5 * losses[0]
+    elif "model" in names:  # the config of a model, with a memory in it
+        model = names["model"]
+        assert isinstance(model, ModelConfig) and cost(model, 8).table_params == 2**21
     else:  # every row that was read has moved by the rate's RMS, no other row has
         loss, table_RW = names["loss"], names["table_RW"]
         assert callable(loss) and isinstance(table_RW, jax.Array)
@@ -66,8 +71,8 @@ def test_python_blocks_run(number: int) -> None:
         assert float(loss(table_RW)) < float(loss(start_RW))
 
 
-def test_there_are_two_python_blocks() -> None:
-    assert len(blocks("python")) == 2
+def test_there_are_three_python_blocks() -> None:
+    assert len(blocks("python")) == 3
 
 
 def test_the_experiment_of_the_docs_loads(tmp_path: Path) -> None:

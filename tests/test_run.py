@@ -208,7 +208,9 @@ def test_a_table_too_large_for_memory_says_how_many_bytes(experiment, tmp_path):
             ("model.memories.0.row_width", 4096),
         ],
     )
-    with pytest.raises(ConfigError, match=r"rows_per_head.*needs at least \d+ bytes"):
+    with pytest.raises(
+        ConfigError, match=r"model\.memories .*needs at least \d+ bytes"
+    ):
         train(huge, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

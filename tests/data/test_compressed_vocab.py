@@ -228,6 +228,6 @@ def test_p09_the_fill_is_the_class_of_the_padding_token() -> None:
 def test_the_python_of_the_page_runs() -> None:
     page = Path(__file__).parents[2] / "docs" / "compression.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         exec(compile(block, str(page), "exec"), {})
