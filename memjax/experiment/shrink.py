@@ -83,9 +83,7 @@ def _shrink_model(model: ModelConfig) -> ModelConfig:
         n_kv_heads=1 if model.n_kv_heads < model.n_heads else 2,
         d_ff=64,
         experts=None if model.experts is None else _shrink_experts(model.experts),
-        expert_layers=None
-        if model.expert_layers is None
-        else tuple(sorted({min(layer, n_layers - 1) for layer in model.expert_layers})),
+        expert_layers=_shrink_expert_layers(model, moved, n_layers),
         ced=None if model.ced is None else _shrink_ced(model.ced, n_layers),
         hyper=None
         if model.hyper is None
@@ -98,6 +96,21 @@ def _shrink_model(model: ModelConfig) -> ModelConfig:
             _shrink_memory(memory, moved, model.d_model) for memory in model.memories
         ),
     )
+
+
+def _shrink_expert_layers(
+    model: ModelConfig, moved: dict[int, int], n_layers: int
+) -> tuple[int, ...] | None:
+    if model.expert_layers is None:
+        return None
+    replaced = {
+        moved[layer]
+        for memory in model.memories
+        if memory.place == "instead_of_feed_forward"
+        for layer in memory.layers
+    }
+    kept = {min(layer, n_layers - 1) for layer in model.expert_layers} - replaced
+    return tuple(sorted(kept)) or (n_layers - 1,)  # the last block has no memory
 
 
 def _shrink_ced(ced: CedConfig, n_layers: int) -> CedConfig:

@@ -334,6 +334,10 @@ class ProductKeyConfig(MemoryConfig):
             raise ConfigError(
                 "memories.value_std", self.value_std, "None with zeros or a value_fan"
             )
+        if self.value_init == "zeros" and self.value_fan != "width":
+            raise ConfigError(
+                "memories.value_fan", self.value_fan, "'width' when values start at 0"
+            )
         for field in ("key_std", "value_std", "init_scale", "temperature"):
             value = getattr(self, field)
             if value is not None and not 0 < value < math.inf:

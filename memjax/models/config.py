@@ -112,8 +112,10 @@ class ModelConfig:
                 self.n_kv_heads,
                 f"a divisor of n_heads = {self.n_heads}",
             )
-        if self.window is not None and self.window < 1:
-            raise ConfigError("model.window", self.window, "None or at least 1")
+        for name in ("window", "starve_window"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"model.{name}", value, "None or an integer >= 1")
         self._check_starvation()
         for name, kind in _PIECES.items():
             value = getattr(self, name)
@@ -170,6 +172,15 @@ class ModelConfig:
                 "model.expert_layers",
                 layers,
                 f"block indices below n_layers = {self.n_layers}",
+            )
+
+    def _check_expert_blocks(self, replaced: set[int]) -> None:
+        if self.expert_layers is not None and replaced & set(self.expert_layers):
+            raise ConfigError(
+                "model.expert_layers",
+                self.expert_layers,
+                "blocks whose feed-forward no memory stands in for, as one does in "
+                f"{sorted(replaced)}",
             )
 
     def has_experts(self, layer: int) -> bool:
@@ -237,6 +248,7 @@ class ModelConfig:
                 raise ConfigError(
                     f"{path}.{field}", error.value, error.allowed
                 ) from None
+        self._check_expert_blocks(replaced)
         shared_tables(self.memories, self.d_model)
         if self.arrangement == "probability" and not self.memories:
             raise ConfigError(

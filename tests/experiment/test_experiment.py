@@ -78,8 +78,8 @@ def test_joins_with_a_number_of_devices():
 
 
 def test_a_wrong_type_set_in_code_is_found():
-    model = replace(EXPERIMENT.model, window=2.5)
-    with pytest.raises(ConfigError, match=r"^model\.window = 2\.5.*whole number"):
+    model = replace(EXPERIMENT.model, remat=2.5)
+    with pytest.raises(ConfigError, match=r"^model\.remat = 2\.5.*true or false"):
         replace(EXPERIMENT, model=model).validate()
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from memjax.errors import ConfigError
+from memjax.experiment import Experiment, shrink
 from memjax.layers.experts import ExpertsConfig
+from memjax.layers.memory_plus import MemoryPlusConfig
 from memjax.layers.record import LOSSES, METRICS
 from memjax.models.config import ModelConfig
 from memjax.models.language_model import LanguageModel
@@ -112,3 +114,19 @@ def test_experts_in_some_blocks_only():
     for name in ("experts", "ced", "hyper"):
         with pytest.raises(ConfigError, match=rf"model\.{name} = "):
             dataclasses.replace(BASE, **{name: {"n_experts": 4}})
+
+
+def test_experts_that_a_memory_would_replace_are_refused():
+    keys = MemoryPlusConfig(
+        layers=(1,), place="instead_of_feed_forward", n_sub_keys=5, key_width=4, k=3
+    )
+    config = dataclasses.replace(model_with(), memories=(keys,), expert_layers=(0, 2))
+    with pytest.raises(ConfigError, match=r"model\.expert_layers = \(0, 1\)"):
+        dataclasses.replace(config, expert_layers=(0, 1))
+    small = shrink(
+        Experiment(name="e", model=dataclasses.replace(config, vocab_size=257))
+    )
+    assert small.model.expert_layers == (1,) and small.model.memories[0].layers == (0,)
+    for name in ("window", "starve_window"):
+        with pytest.raises(ConfigError, match=rf"model\.{name} = 'wide'"):
+            dataclasses.replace(BASE, **{name: "wide"})
