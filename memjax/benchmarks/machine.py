@@ -1,6 +1,6 @@
 """What a machine is, as far as a timing depends on it.
 
-What: `machine_facts`, plain JSON, and `free_bytes`.
+What: `machine_facts`, plain JSON, `free_bytes` and `huge_page_frac`.
 Why: a figure without its machine cannot be repeated.
 When not: devices and extras for a bug report; `memjax doctor` prints those.
 """
@@ -36,6 +36,18 @@ def machine_facts() -> dict[str, Any]:
 def free_bytes() -> int | None:
     """Memory that programs can still take without swapping; None: unknown."""
     return _bytes("MemAvailable")
+
+
+def huge_page_frac() -> float | None:
+    """The part of this process' own memory that lies in huge pages; None: unknown."""
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    except OSError:
+        return None
+    kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    if not kilobytes.get("Anonymous"):
+        return None
+    return kilobytes.get("AnonHugePages", 0) / kilobytes["Anonymous"]
 
 
 def _bytes(name: str) -> int | None:

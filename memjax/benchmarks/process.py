@@ -1,22 +1,23 @@
-"""One timed table in a process of its own, driven step by step from outside.
+"""An object in a process of its own, called from outside.
 
-What: `Process`, the handle; run as a program this module is the other end.
-Why: huge pages are chosen when a process starts, memory comes back when it ends, and
-    several sizes can take turns, so that the machine's mood meets them alike.
+What: `Program`, which object; `Process` and `Local`, handles on it; run as a program
+    this module is the other end.
+Why: huge pages are chosen when a process starts, memory comes back when it ends, two
+    frameworks do not share threads, and several programs can take turns, so that the
+    machine's mood meets them alike.
 When not: tests and notebooks; `Local` does the same in this process.
 """
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from memjax.benchmarks.table_step import TableCase, TableStep, load_batches
 from memjax.errors import MemjaxError
 
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
@@ -26,17 +27,45 @@ class BenchmarkError(MemjaxError):
     """A timing could not be taken."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What a worker holds.
+
+    Attributes:
+        target: "module:function". The function makes an object whose method `describe`
+            is asked first; other methods are called by name and answer plain JSON.
+        arguments: of that function, plain JSON.
+        name: says in errors which program it was.
+        need_bytes: memory it takes at its peak, about; 0: not known beforehand.
+        advice: what to do when it is killed, as when memory runs out.
+        variables: of the environment, beside those of this process.
+    """
+
+    target: str
+    arguments: Mapping[str, Any]
+    name: str
+    need_bytes: int = 0
+    advice: str = "close other programs"
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def make(self) -> Any:
+        """The object, in this process."""
+        module, _, function = self.target.partition(":")
+        return getattr(importlib.import_module(module), function)(**self.arguments)
+
+
 class Worker(Protocol):
-    """A `TableStep` somewhere, reached by the names of its methods."""
+    """An object somewhere, reached by the names of its methods."""
 
-    case: TableCase
-
-    def ask(self, call: str, n: int = 0) -> None:
-        """Begin `describe`, `start`, `steps`, `parts` or `finish`."""
+    def ask(self, call: str, *arguments: Any) -> None:
+        """Begin a method."""
         ...
 
     def answer(self) -> Any:
-        """The result of what was asked last; BenchmarkError if it failed."""
+        """The result of what was asked last, at first of `describe`.
+
+        BenchmarkError if it failed.
+        """
         ...
 
     def close(self) -> None:
@@ -47,41 +76,47 @@ class Worker(Protocol):
 class Local:
     """A worker in this process."""
 
-    def __init__(self, case: TableCase, batches: Path, huge_pages: bool) -> None:
+    def __init__(self, program: Program, huge_pages: bool) -> None:
         del huge_pages  # chosen when this process started
-        self.case = case
-        self._step = TableStep(case, *load_batches(batches))
-        self._asked = ("describe", 0)
+        self._object = program.make()
+        self._asked: list[Any] = ["describe"]
 
-    def ask(self, call: str, n: int = 0) -> None:
-        self._asked = (call, n)
+    def ask(self, call: str, *arguments: Any) -> None:
+        self._asked = [call, *arguments]
 
     def answer(self) -> Any:
-        return answer(self._step, *self._asked)
+        return answer(self._object, self._asked)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Let the object go."""
+        self._object = None
 
 
 class Process:
-    """A worker in a process of its own; it asks itself `describe` first."""
+    """A worker in a process of its own."""
 
-    def __init__(self, case: TableCase, batches: Path, huge_pages: bool) -> None:
-        self.case = case
+    def __init__(self, program: Program, huge_pages: bool) -> None:
+        self._program = program
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, json.dumps(asdict(case)), str(batches)],
+            [
+                sys.executable,
+                "-m",
+                __name__,
+                program.target,
+                json.dumps(dict(program.arguments)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=environment(os.environ, huge_pages),
+            env=environment(os.environ, huge_pages) | dict(program.variables),
         )
 
-    def ask(self, call: str, n: int = 0) -> None:
+    def ask(self, call: str, *arguments: Any) -> None:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps([call, n]) + "\n")
+            self._process.stdin.write(json.dumps([call, *arguments]) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # it has ended; `answer` says how
@@ -93,14 +128,14 @@ class Process:
             said = json.loads(line)
             if "error" not in said:
                 return said["result"]
-            raise BenchmarkError(f"{self._name()}: {said['error']}")
+            raise BenchmarkError(f"{self._program.name}: {said['error']}")
         code = self._process.wait()
         self._errors.seek(0)
         words = self._errors.read().split("\n")
         last = next((line for line in reversed(words) if line.strip()), "")
         if code == -9:
-            last = "killed, as when memory runs out; choose fewer rows"
-        raise BenchmarkError(f"{self._name()} ended with code {code}: {last}")
+            last = f"killed, as when memory runs out; {self._program.advice}"
+        raise BenchmarkError(f"{self._program.name} ended with code {code}: {last}")
 
     def close(self) -> None:
         self._process.kill()
@@ -111,9 +146,6 @@ class Process:
                 stream.close()
             except BrokenPipeError:
                 pass
-
-    def _name(self) -> str:
-        return f"{self.case.optimizer} with {self.case.n_rows} rows"
 
 
 def environment(before: Mapping[str, str], huge_pages: bool) -> dict[str, str]:
@@ -128,39 +160,15 @@ def environment(before: Mapping[str, str], huge_pages: bool) -> dict[str, str]:
     return after
 
 
-def answer(step: TableStep, call: str, n: int) -> Any:
-    """What a worker answers to one call, as plain JSON."""
-    if call == "describe":
-        import jax
-
-        device = jax.devices()[0]
-        return {
-            "backend": jax.default_backend(),
-            "device": f"{device.device_kind}",
-            "need_bytes": step.need_bytes,
-            "temp_bytes": step.temp_bytes,
-        }
-    if call == "start":
-        step.start()
-        return None
-    if call in ("steps", "parts"):
-        return getattr(step, call)(n)
-    return step.counts() | {"huge_page_frac": huge_page_frac()}
+def answer(of: Any, asked: list[Any]) -> Any:
+    """What an object answers to [method, *arguments]."""
+    call, *arguments = asked
+    if call.startswith("_"):
+        raise ValueError(f"{call!r} is no method for others")
+    return getattr(of, call)(*arguments)
 
 
-def huge_page_frac() -> float | None:
-    """The part of this process' own memory that lies in huge pages; None: unknown."""
-    try:
-        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
-    except OSError:
-        return None
-    kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
-    if not kilobytes.get("Anonymous"):
-        return None
-    return kilobytes.get("AnonHugePages", 0) / kilobytes["Anonymous"]
-
-
-def main(case: str, batches: str) -> None:
+def main(target: str, arguments: str) -> None:
     """Answer the calls on stdin, one JSON line each, until it ends."""
     out, sys.stdout = sys.stdout, sys.stderr
 
@@ -169,10 +177,11 @@ def main(case: str, batches: str) -> None:
         out.flush()
 
     try:
-        step = TableStep(TableCase(**json.loads(case)), *load_batches(Path(batches)))
-        say(result=answer(step, "describe", 0))
+        program = Program(target=target, arguments=json.loads(arguments), name=target)
+        made = program.make()
+        say(result=answer(made, ["describe"]))
         for line in sys.stdin:
-            say(result=answer(step, *json.loads(line)))
+            say(result=answer(made, json.loads(line)))
     except Exception as error:
         first, *_ = str(error).splitlines() or [""]
         say(error=f"{type(error).__name__}: {first}")

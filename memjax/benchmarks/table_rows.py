@@ -9,13 +9,12 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from memjax.benchmarks.machine import free_bytes, machine_facts
-from memjax.benchmarks.process import BenchmarkError, Process, Worker
+from memjax.benchmarks.process import BenchmarkError, Process, Program, Worker
 from memjax.benchmarks.table_step import ORDERS, TableCase, save_batches
 from memjax.data.config import DataConfig
 from memjax.data.pipeline import train_batches
@@ -27,7 +26,7 @@ UNTIMED = 2  # first steps of a turn: another process had the caches
 
 Figures = dict[str, Any]
 Say = Callable[[str], None]
-OpenWorker = Callable[..., Worker]  # case, batches=, huge_pages=
+OpenWorker = Callable[[Program, bool], Worker]  # the bool: huge pages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +129,7 @@ def measure(
     Args:
         plan: what is timed.
         say: told what is being done.
-        open_worker: makes a worker of (case, batches=, huge_pages=).
+        open_worker: makes a worker of (program, huge pages).
 
     Returns:
         Plain JSON: "ratio_adam" and "ratio_sinkhorn", time at most rows over time at
@@ -148,7 +147,10 @@ def measure(
         file = Path(folder) / "batches.npz"
         with train_batches(plan.data) as batches:
             save_batches(file, [next(batches) for _ in range(plan.n_batches)])
-        open_one = partial(open_worker, batches=file, huge_pages=plan.huge_pages)
+
+        def open_one(case: TableCase) -> Worker:
+            return open_worker(program_of(case, file), plan.huge_pages)
+
         by_optimizer, turns = {}, {}
         for optimizer in ("adam", "sinkhorn"):
             cases = [_case(plan, optimizer, n_rows) for n_rows in plan.rows]
@@ -199,18 +201,27 @@ def _case(
     )
 
 
+def program_of(case: TableCase, batches: Path) -> Program:
+    return Program(
+        target="memjax.benchmarks.table_step:table_step",
+        arguments={"case": asdict(case), "batches": str(batches)},
+        name=f"{case.optimizer} with {case.n_rows} rows",
+        advice="choose fewer rows",
+    )
+
+
 class _Group:
     """Workers that are open together, described and not yet started."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
-        self.workers = workers
+    def __init__(self, cases: Sequence[TableCase], workers: Sequence[Worker]) -> None:
+        self.cases, self.workers = cases, workers
         self.described = [worker.answer() for worker in workers]
 
-    def everyone(self, call: str, n: int = 0) -> list[Any]:
+    def everyone(self, call: str, *arguments: Any) -> list[Any]:
         """Ask one after the other; the answers."""
         answers = []
         for worker in self.workers:
-            worker.ask(call, n)
+            worker.ask(call, *arguments)
             answers.append(worker.answer())
         return answers
 
@@ -227,7 +238,7 @@ def _open_group(
         for case in cases:
             workers.append(open_one(case))
             stack.callback(workers[-1].close)
-        group = _Group(workers)
+        group = _Group(cases, workers)
         _check_memory(group)
         group.everyone("start")
         yield group
@@ -238,7 +249,7 @@ def _check_memory(group: _Group) -> None:
     need = sum(facts["need_bytes"] for facts in group.described)
     on_host = group.described[0]["backend"] == "cpu"
     if on_host and free is not None and need > free:
-        cases = [worker.case for worker in group.workers]
+        cases = group.cases
         sizes = " + ".join(f"{case.n_rows:,}" for case in cases)
         raise BenchmarkError(
             f"{cases[0].optimizer} with {sizes} rows in {cases[0].dtype} needs "
@@ -265,13 +276,13 @@ def _figures(
     plan: Plan, group: _Group, turns: list[list[list[float]]]
 ) -> dict[str, Figures]:
     """Number of rows -> its figures."""
-    dense = group.workers[0].case.optimizer == "sinkhorn_dense"
+    dense = group.cases[0].optimizer == "sinkhorn_dense"
     counts = group.everyone("finish")
     parts = []
     if plan.part_steps and not dense:
         parts = group.everyone("parts", UNTIMED + plan.part_steps)
     figures = {}
-    for i, worker in enumerate(group.workers):
+    for i, case in enumerate(group.cases):
         times = [1e3 * seconds for turn in turns for seconds in turn[i]]
         ms = statistics.median(times)
         figure: Figures = {"ms": ms, "ms_min": min(times), "steps": len(times)}
@@ -284,7 +295,7 @@ def _figures(
                 figure[name] = 1e3 * statistics.median(seconds)
         figure |= counts[i]
         figure |= {k: group.described[i][k] for k in ("temp_bytes", "need_bytes")}
-        figures[str(worker.case.n_rows)] = figure
+        figures[str(case.n_rows)] = figure
     return figures
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import optax
 from jax import lax
 
+from memjax.benchmarks.machine import huge_page_frac
 from memjax.ops.ngram_hash import host_ngram_rows, ngram_layouts
 from memjax.ops.row_gradient import RowGradient, unique_rows
 from memjax.ops.rows import carrier_of, get_rows
@@ -98,6 +99,15 @@ class TableStep:
             - memory.alias_size_in_bytes
         )
 
+    def describe(self) -> dict[str, Any]:
+        """Device and memory of the case."""
+        return {
+            "backend": jax.default_backend(),
+            "device": f"{jax.devices()[0].device_kind}",
+            "need_bytes": self.need_bytes,
+            "temp_bytes": self.temp_bytes,
+        }
+
     def start(self) -> None:
         """Make the table, its optimizer's state and the gradients of the reads."""
         self._state = jax.block_until_ready(self._form.start())
@@ -140,6 +150,10 @@ class TableStep:
     def counts(self) -> dict[str, int]:
         """Of the last step: unique and active rows; dense steps so far."""
         return {name: int(count) for name, count in self._counts.items()}
+
+    def finish(self) -> dict[str, Any]:
+        """The counts, and how much of this process' memory lies in huge pages."""
+        return self.counts() | {"huge_page_frac": huge_page_frac()}
 
     def _run(
         self, n: int, once: Callable[[jax.Array, jax.Array], list[float]]
@@ -256,6 +270,11 @@ class _Dense(_Form):
 
 def _read(ids_BTC: jax.Array, table_RW: jax.Array) -> jax.Array:
     return table_RW.at[ids_BTC].get(mode="promise_in_bounds")
+
+
+def table_step(case: dict[str, Any], batches: str) -> TableStep:
+    """The step of a case and a file that were written as JSON."""
+    return TableStep(TableCase(**case), *load_batches(Path(batches)))
 
 
 def load_batches(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 
 from memjax.benchmarks import table_rows
+from memjax.benchmarks.table_step import TableCase
 
 
 class Scripted:
     """A worker that answers with made-up times and notes what it was asked."""
 
-    def __init__(self, case, batches, huge_pages, log, need_bytes=1000):
-        self.case, self.log, self.need_bytes = case, log, need_bytes
+    def __init__(self, program, huge_pages, log, need_bytes=1000):
+        self.case = TableCase(**program.arguments["case"])
+        self.log, self.need_bytes = log, need_bytes
         self.open, self.asked, self.n_calls = True, ("describe", 0), 0
-        with np.load(batches) as arrays:
+        with np.load(program.arguments["batches"]) as arrays:
             self.n_batches = len(arrays["tokens"])
         log.append(self)
 

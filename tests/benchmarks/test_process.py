@@ -3,37 +3,31 @@
 import numpy as np
 import pytest
 
-from memjax.benchmarks.machine import free_bytes, machine_facts
-from memjax.benchmarks.process import (
-    BenchmarkError,
-    Local,
-    Process,
-    environment,
-    huge_page_frac,
-)
+from memjax.benchmarks.machine import free_bytes, huge_page_frac, machine_facts
+from memjax.benchmarks.process import BenchmarkError, Local, Process, environment
+from memjax.benchmarks.table_rows import program_of
 from memjax.benchmarks.table_step import TableCase, save_batches
-
-
-@pytest.fixture
-def file(tmp_path):
-    tokens = np.full((2, 8), 97, np.int32)
-    save_batches(tmp_path / "b.npz", [{"tokens": tokens, "segments": tokens}])
-    return tmp_path / "b.npz"
-
 
 CASE = TableCase(optimizer="adam", n_rows=2048, width=8)
 
 
-def test_process_answers_like_a_local_worker_and_reports_errors(file, tmp_path):
-    broken = Process(CASE, tmp_path / "no.npz", huge_pages=False)
-    process, local = Process(CASE, file, huge_pages=True), Local(CASE, file, True)
+@pytest.fixture
+def program(tmp_path):
+    tokens = np.full((2, 8), 97, np.int32)
+    save_batches(tmp_path / "b.npz", [{"tokens": tokens, "segments": tokens}])
+    return program_of(CASE, tmp_path / "b.npz")
+
+
+def test_process_answers_like_a_local_worker_and_reports_errors(program, tmp_path):
+    broken = Process(program_of(CASE, tmp_path / "no.npz"), False)
+    process, local = Process(program, True), Local(program, True)
     try:
         described, here = process.answer(), local.answer()
         assert described["need_bytes"] == here["need_bytes"] > 0
         counts = []
         for worker in (process, local):
-            for call, n in (("start", 0), ("steps", 2), ("finish", 0)):
-                worker.ask(call, n)
+            for call, *n in (("start",), ("steps", 2), ("finish",)):
+                worker.ask(call, *n)
                 answer = worker.answer()
                 assert call != "steps" or (len(answer) == 2 and min(answer) > 0)
             counts.append(answer)
@@ -43,9 +37,12 @@ def test_process_answers_like_a_local_worker_and_reports_errors(file, tmp_path):
         broken.ask("start")
         with pytest.raises(BenchmarkError, match="ended with code 1: File.*no.npz"):
             broken.answer()
+        with pytest.raises(ValueError, match="no method for others"):
+            local.ask("_run", 1)
+            local.answer()
         process._process.kill()
         process.ask("steps", 1)
-        with pytest.raises(BenchmarkError, match="2048 rows .* memory runs out"):
+        with pytest.raises(BenchmarkError, match="memory runs out; choose fewer"):
             process.answer()
     finally:
         process.close()
