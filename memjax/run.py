@@ -58,6 +58,7 @@ MAY_CHANGE = (
     "notes",
     "data.n_threads",
     "data.n_workers",
+    "data.hash_on",
     "data.cache_dir",
 )
 
@@ -92,7 +93,11 @@ def train(
     transform = build_optimizer(experiment.optim, parts.dense_labels, config.n_steps)
     health = make_health(parts.model, parts.loss)
     with train_batches(
-        data, reader=reader, n_readers=n_readers, prepared=prepared
+        data,
+        reader=reader,
+        n_readers=n_readers,
+        prepared=prepared,
+        row_ids=parts.row_ids,
     ) as batches:
         # Last, so that an error above leaves no folder in the way of the next try.
         folder = open_run_folder(
@@ -274,9 +279,10 @@ def measure_memory(
     parts, params, step = load_run(run_dir, step)
     data, mesh = parts.experiment.data, parts.mesh
     prepared = prepare(data)
-    with train_batches(data, prepared=prepared) as batches:
+    read: dict[str, Any] = {"prepared": prepared, "row_ids": parts.row_ids}
+    with train_batches(data, **read) as batches:
         train_batch = global_batch(mesh, next(batches))
-    held_out = eval_batches(data, split, prepared=prepared)
+    held_out = eval_batches(data, split, **read)
     found = measure(
         parts.model,
         params,

@@ -30,6 +30,7 @@ class Evaluator:
             reader=reader,
             n_readers=n_readers,
             prepared=prepared,
+            row_ids=parts.row_ids,
         )
         self._mesh = mesh
         self._scorer = make_scorer(parts.logits)

@@ -60,8 +60,10 @@ def knn_scores(
     experiment = parts.experiment
     prepared = prepare(experiment.data)
     forward = make_key_forward(parts.model, config.key)
-    held_out = eval_batches(experiment.data, split, prepared=prepared)
-    train = eval_batches(experiment.data, "train", prepared=prepared)
+    held_out, train = (
+        eval_batches(experiment.data, name, prepared=prepared, row_ids=parts.row_ids)
+        for name in (split, "train")
+    )
     quotas = entries_by_part(train, config.n_tokens)
     about = {
         "model": {

@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from memjax.data.compressed_vocab import CompressedVocab, load_classes
 from memjax.data.document_pieces import document_pieces
 from memjax.data.pipeline import prepare
+from memjax.data.row_ids import RowIds, given_rows
 from memjax.data.tokenizer import load_tokenizer
 from memjax.evaluate.bits_per_byte import token_nats
 from memjax.experiment import Experiment
@@ -66,6 +67,14 @@ class Parts:
         if not self.experiment.model.wants_classes:
             return None
         return load_classes(self.experiment.data.tokenizer)
+
+    @cached_property
+    def row_ids(self) -> RowIds | None:
+        """What adds rows of tables to the batches; None when the model hashes."""
+        if self.experiment.data.hash_on == "device":
+            return None
+        classes = None if self.classes is None else self.classes.table
+        return RowIds(layouts(self.experiment.model), classes)
 
     @cached_property
     def token_counts(self) -> tuple[int, ...] | None:
@@ -195,6 +204,7 @@ class Parts:
             batch["tokens"],
             batch["segments"],
             batch["positions"],
+            rows=given_rows(batch),
             train=key is not None,
             rngs=None if key is None else {"dropout": key},
             **options,

@@ -11,6 +11,8 @@ from typing import Any
 
 from memjax.errors import ConfigError
 
+HASH_ON = ("device", "host")
+
 
 def _check_int(field: str, value: Any, low: int, high: int | None = None) -> None:
     allowed = f"an integer >= {low}" if high is None else f"an integer {low}..{high}"
@@ -63,6 +65,9 @@ class DataConfig:
         n_threads: reading threads of a process; 0 reads when a batch is asked for.
         n_workers: reading processes; 0 (best below millions of tokens/s) has none.
             The batches do not depend on it.
+        hash_on: where rows of memories that are addressed by tokens are looked up:
+            "device", in the step; "host", by the reading threads and processes, whose
+            batches then carry them. The rows are the same.
         cache_dir: where built corpora lie; None is $MEMJAX_CACHE or ~/.cache/memjax.
     """
 
@@ -76,6 +81,7 @@ class DataConfig:
     eval_batch_size: int = 16
     n_threads: int = 2
     n_workers: int = 0
+    hash_on: str = "device"
     cache_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -96,3 +102,5 @@ class DataConfig:
         _check_int("data.eval_batch_size", self.eval_batch_size, 1)
         _check_int("data.n_threads", self.n_threads, 0)
         _check_int("data.n_workers", self.n_workers, 0)
+        if self.hash_on not in HASH_ON:
+            raise ConfigError("data.hash_on", self.hash_on, f"one of {HASH_ON}")

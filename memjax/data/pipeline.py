@@ -2,14 +2,15 @@
 
 What: `prepare` finds or builds the stores; `train_batches` and `eval_batches` read.
 Why: three calls are all that a training loop, an evaluation or a notebook needs.
-When not: ids of n-gram tables are computed from the batches, by `memjax.ops`.
+When not: rows of n-gram tables follow from the batches, by `memjax.ops`; with
+    `hash_on` "host" they are in the batches, see `memjax.data.row_ids`.
 
 Several processes: reader r of n gets rows r * B/n .. (r + 1) * B/n - 1 of every batch.
 What a batch holds does not depend on n.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memjax.data.config import DataConfig
@@ -23,6 +24,9 @@ from memjax.errors import ConfigError, DataError
 
 __all__ = ["Batch", "Batches", "EvalBatches", "Prepared", "eval_batches", "prepare"]
 __all__ += ["train_batches"]
+
+AddRows = Callable[[Batch], Batch]
+"""Adds table rows to a batch; see `memjax.data.row_ids`, which needs jax."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,16 +42,31 @@ def _rows_of_reader(field: str, batch_size: int, reader: int, n_readers: int) ->
     return range(reader * n_rows, (reader + 1) * n_rows)
 
 
+def _check_row_ids(config: DataConfig, row_ids: AddRows | None) -> None:
+    if config.hash_on == "host" and row_ids is None:
+        raise ConfigError("data.hash_on", "host", "'device' where no row_ids are given")
+
+
+def _with_rows(batch: Batch, row_ids: AddRows | None) -> Batch:
+    return batch if row_ids is None else row_ids(batch)
+
+
 class _TrainSource:
     """This reader's rows of every batch; see `BatchSource`."""
 
     def __init__(
-        self, windows: MixedWindows, context: int, batch_size: int, rows: range
+        self,
+        windows: MixedWindows,
+        context: int,
+        batch_size: int,
+        rows: range,
+        row_ids: AddRows | None,
     ) -> None:
         self._windows = windows
         self._context = context
         self._batch_size = batch_size
         self._rows = rows
+        self._row_ids = row_ids
         self.steps_per_epoch = windows.n_windows // batch_size
 
     def __len__(self) -> int:
@@ -59,7 +78,7 @@ class _TrainSource:
         for row, number in enumerate(self._rows):
             window = step * self._batch_size + number
             self._windows.fill(batch, row, epoch, window)
-        return batch
+        return _with_rows(batch, self._row_ids)
 
 
 class Batches:
@@ -76,8 +95,15 @@ class Batches:
     """
 
     def __init__(
-        self, config: DataConfig, prepared: Prepared, *, reader: int, n_readers: int
+        self,
+        config: DataConfig,
+        prepared: Prepared,
+        *,
+        reader: int,
+        n_readers: int,
+        row_ids: AddRows | None = None,
     ) -> None:
+        _check_row_ids(config, row_ids)
         rows = _rows_of_reader("data.batch_size", config.batch_size, reader, n_readers)
         stores = [open_split(part.folder, "train") for part in prepared.parts]
         windows = MixedWindows(
@@ -97,7 +123,9 @@ class Batches:
                     f"{name} train has fewer tokens than one window of data.context = "
                     f"{config.context}"
                 )
-        self._source = _TrainSource(windows, config.context, config.batch_size, rows)
+        self._source = _TrainSource(
+            windows, config.context, config.batch_size, rows, row_ids
+        )
         self.steps_per_epoch = self._source.steps_per_epoch
         if self.steps_per_epoch == 0:
             raise DataError(
@@ -185,6 +213,7 @@ def train_batches(
     n_readers: int = 1,
     start: int = 0,
     prepared: Prepared | None = None,
+    row_ids: AddRows | None = None,
 ) -> Batches:
     """Training batches, without end, beginning with number `start`.
 
@@ -194,13 +223,19 @@ def train_batches(
             multiple of n_readers.
         start: first batch; costs nothing, however large.
         prepared: result of `prepare(config)`; made here by default.
+        row_ids: adds the table rows to every batch; needed when `hash_on` is "host".
 
     Raises:
-        ConfigError: a reader out of range, or batch_size no multiple of n_readers.
+        ConfigError: a reader out of range, batch_size no multiple of n_readers, or
+            "host" without row_ids.
         DataError: fewer tokens than one batch, and all that `prepare` raises.
     """
     batches = Batches(
-        config, prepared or prepare(config), reader=reader, n_readers=n_readers
+        config,
+        prepared or prepare(config),
+        reader=reader,
+        n_readers=n_readers,
+        row_ids=row_ids,
     )
     batches.seek(start)
     return batches
@@ -209,11 +244,19 @@ def train_batches(
 class _EvalSource:
     """This reader's rows of the evaluation batches of one part."""
 
-    def __init__(self, rows: ScoredRows, context: int, size: int, mine: range) -> None:
+    def __init__(
+        self,
+        rows: ScoredRows,
+        context: int,
+        size: int,
+        mine: range,
+        row_ids: AddRows | None,
+    ) -> None:
         self._scored = rows
         self._context = context
         self._size = size
         self._mine = mine
+        self._row_ids = row_ids
 
     def __len__(self) -> int:
         return -(-self._scored.n_rows // self._size)
@@ -224,7 +267,7 @@ class _EvalSource:
             number = index * self._size + place
             if number < self._scored.n_rows:
                 self._scored.fill(batch, row, number)
-        return batch
+        return _with_rows(batch, self._row_ids)
 
 
 class EvalBatches:
@@ -283,6 +326,7 @@ def eval_batches(
     reader: int = 0,
     n_readers: int = 1,
     prepared: Prepared | None = None,
+    row_ids: AddRows | None = None,
 ) -> EvalBatches:
     """Batches that score every byte of a split once; the rule is in
     `memjax.data.scoring`.
@@ -293,13 +337,15 @@ def eval_batches(
         reader, n_readers: this process and how many there are; eval_batch_size must be
             a multiple of n_readers.
         prepared: result of `prepare(config)`; made here by default.
+        row_ids: as in `train_batches`.
 
     Raises:
-        ConfigError: unknown split, reader out of range, or eval_batch_size no multiple
-            of n_readers.
+        ConfigError: unknown split, reader out of range, eval_batch_size no multiple
+            of n_readers, or `hash_on` "host" without row_ids.
         DataError: a part without documents in this split, and all that `prepare`
             raises.
     """
+    _check_row_ids(config, row_ids)
     size = config.eval_batch_size
     mine = _rows_of_reader("data.eval_batch_size", size, reader, n_readers)
     parts: dict[str, ScoredRows] = {}
@@ -310,5 +356,5 @@ def eval_batches(
             raise DataError(f"{part.name} has no text in its {split} split")
         rows = ScoredRows(store, context=config.context, stride=config.eval_stride)
         parts[part.name] = rows
-        sources[part.name] = _EvalSource(rows, config.context, size, mine)
+        sources[part.name] = _EvalSource(rows, config.context, size, mine, row_ids)
     return EvalBatches(parts, sources, config.n_threads)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array
 
+from memjax.data.row_ids import given_rows
 from memjax.evaluate.usage import UsageCounter
 from memjax.layers.record import METRICS
 from memjax.models.config import ModelConfig
@@ -48,6 +49,7 @@ def apply_recording(
         batch["tokens"],
         batch["segments"],
         batch["positions"],
+        rows=given_rows(batch),
         mutable=[METRICS],
         **options,
     )

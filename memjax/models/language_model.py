@@ -5,6 +5,7 @@ Why: one small backbone, so that what differs between runs is the memory.
 When not: losses, sampling and evaluation take `apply` as a function.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -23,7 +24,7 @@ from memjax.layers.precision import Dtypes
 from memjax.layers.record import LOSSES, METRICS
 from memjax.models.config import ModelConfig
 from memjax.models.decode import PLACE, check_decodes, n_history
-from memjax.models.layouts import layouts
+from memjax.models.layouts import check_rows, layouts
 from memjax.models.memories import (
     Memory,
     Placed,
@@ -38,6 +39,7 @@ from memjax.ops.hash_routing import bigram_experts, table_experts
 from memjax.ops.hashed_rows import Layout, hashed_rows
 from memjax.ops.hyper_connections import collapse, expand, first_pre
 from memjax.ops.token_classes import token_classes
+from memjax.parallel.logical_axes import ActivationSharding, constrain
 from memjax.parallel.row_sharding import RowSharding
 
 
@@ -52,6 +54,7 @@ class LanguageModel(nn.Module):
     Attributes:
         config: the model.
         table_sharding: how tables in mode "rows" are divided; None: not divided.
+        activations: how activations are divided over a mesh; None: not stated.
         classes: of the tokens, for memories whose `n_token_classes` is set.
         counts: how often each token occurs in training, for the routing "balanced".
         cache_tokens: S: rows go on from the collection "cache" (which must be mutable),
@@ -63,6 +66,7 @@ class LanguageModel(nn.Module):
     classes: CompressedVocab | None = None
     counts: tuple[int, ...] | None = None
     cache_tokens: int | None = None
+    activations: ActivationSharding | None = None
 
     @nn.nowrap
     def hashed_ids(self, tokens_BT: Any, layout: Layout) -> Any:
@@ -88,6 +92,7 @@ class LanguageModel(nn.Module):
         train: bool = False,
         drop_memory: bool = False,
         last: int | None = None,
+        rows: Mapping[int, Array] | None = None,
     ) -> Array:
         """Logits of the next token.
 
@@ -105,6 +110,8 @@ class LanguageModel(nn.Module):
             drop_memory: measure the backbone alone, all memory gates 0.
             last: only the logits of so many last tokens, [B, last, V]. The decoder of a
                 causal encoder-decoder then runs for no more tokens than these need.
+            rows: {layer: int32 rows [B, T, C]} of memories that are addressed by tokens
+                (`ops.hashed_rows.host_rows`); other layers hash the tokens here.
 
         Returns:
             Logits, float32 (or wider under 64-bit mode). In the "probability"
@@ -112,13 +119,14 @@ class LanguageModel(nn.Module):
             tokens beyond the S of their row.
 
         Raises:
-            ConfigError: with a cache, positions or train, or as `check_decodes`; `last`
-                with a cache, or where a memory of the decoder looks back by itself.
+            ConfigError: with a cache, positions, rows or train, or as `check_decodes`;
+                rows of a layer without such a memory; `last` with a cache, or where a
+                memory of the decoder looks back by itself.
         """
         config, dtypes = self.config, Dtypes.of(self.config.precision)
         if segments_BT is None:
             segments_BT = jnp.ones_like(tokens_BT)
-        piece = None
+        given, piece = check_rows(config, rows, self.cache_tokens is None), None
         if self.cache_tokens is not None:
             piece = self._piece(tokens_BT, segments_BT, positions_BT, train)
             tokens_BT, segments_BT = piece.tokens_BT, piece.documents_BT
@@ -136,7 +144,7 @@ class LanguageModel(nn.Module):
         h_BTD = embedding_VD.at[tokens_BT].get(
             mode="fill", fill_value=jnp.nan, wrap_negative_indices=False
         ) * (config.d_model**0.5)
-        h_BTD = h_BTD.astype(dtypes.compute)
+        h_BTD = constrain(self.activations, h_BTD.astype(dtypes.compute), "batch")
         starved_B = None
         if train and config.starve_prob > 0:
             starved_B = jax.random.bernoulli(
@@ -160,8 +168,10 @@ class LanguageModel(nn.Module):
         def inputs_of(layer: int, memory: Memory) -> MemoryInputs:
             rows_BTC = None
             if reads_tokens(memory):
-                layout = layouts(config)[layer]
-                rows_BTC = self._rows(layout, tokens_BT, segments_BT, piece)
+                rows_BTC = given.get(layer)
+                if rows_BTC is None:
+                    layout = layouts(config)[layer]
+                    rows_BTC = self._rows(layout, tokens_BT, segments_BT, piece)
             tables = (
                 None if memory.shared_table is None else shared[memory.shared_table]
             )
@@ -313,6 +323,7 @@ class LanguageModel(nn.Module):
             "local_window": None if config.ced is None else config.ced.local_window,
             "experts": config.experts if config.has_experts(start) else None,
             "dtypes": Dtypes.of(config.precision),
+            "activations": self.activations,
         }
         if here:
             options["memories"] = tuple(
@@ -370,6 +381,7 @@ class LanguageModel(nn.Module):
             weight_VD.astype(dtypes.compute),
             preferred_element_type=dtypes.accumulation,
         )
+        logits_BTV = constrain(self.activations, logits_BTV, "batch", None, "vocab")
         return logits_BTV.astype(jnp.promote_types(dtypes.accumulation, jnp.float32))
 
     def _mixture(

@@ -6,8 +6,9 @@ Why: model, costs, measurements and the optimizer's tables ask for it without a 
 When not: the hashes themselves; those are of `ops`.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memjax.errors import ConfigError
 from memjax.layers.engram import EngramConfig
@@ -57,6 +58,18 @@ def layouts(config: ModelConfig) -> dict[int, Layout]:
             field = f"model.memories.{i}.{name}"
             raise ConfigError(field, error.value, error.allowed) from None
     return found
+
+
+def check_rows(
+    config: ModelConfig, rows: Mapping[int, Any] | None, allowed: bool = True
+) -> Mapping[int, Any]:
+    """The given rows by layer; ConfigError for those that nothing would read."""
+    if rows and not allowed:
+        raise ConfigError("rows", f"of layers {sorted(rows)}", "None with a cache")
+    for layer in rows or ():
+        if layer not in layouts(config):
+            raise ConfigError("rows", layer, f"one of {sorted(layouts(config))}")
+    return rows or {}
 
 
 class TableReads(NamedTuple):
