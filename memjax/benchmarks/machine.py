@@ -1,6 +1,7 @@
 """What a machine is, as far as a timing depends on it.
 
-What: `machine_facts`, plain JSON, `free_bytes` and `huge_page_frac`.
+What: `machine_facts`, plain JSON, `n_cores`, `free_bytes` and
+    `huge_page_frac`.
 Why: a figure without its machine cannot be repeated.
 When not: devices and extras for a bug report; `memjax doctor` prints those.
 """
@@ -21,9 +22,7 @@ def machine_facts() -> dict[str, Any]:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
         "processor": _field("/proc/cpuinfo", "model name") or platform.machine(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": n_cores(),
         "memory_bytes": _bytes("MemTotal"),
         "load": load,
         "system": platform.system(),
@@ -31,6 +30,13 @@ def machine_facts() -> dict[str, Any]:
         "jax": version("jax"),
         "memjax": version("memjax"),
     }
+
+
+def n_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def free_bytes() -> int | None:

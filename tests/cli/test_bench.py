@@ -5,8 +5,13 @@ from functools import partial
 
 import pytest
 
-from memjax.benchmarks import table_rows
+from memjax.benchmarks import catalog, table_rows
+from memjax.benchmarks.duel import Duel
+from memjax.benchmarks.entry import Entry
+from memjax.benchmarks.figure import Figure, Target, Work
+from tests.benchmarks import test_duel
 from tests.benchmarks.scripted import Scripted, no_corpus
+from tests.benchmarks.test_duel import side
 
 __all__ = ["no_corpus"]
 
@@ -72,11 +77,60 @@ def test_dense_steps_are_said(memjax, timed, monkeypatch):
     assert "most rows over" not in done.out
 
 
+@pytest.fixture
+def entries(monkeypatch):
+    """Two entries of a benchmark `bag`, with scripted workers."""
+    forms = {"f": (side("ours", ms=2), side("theirs", ms=5))}
+    work = Work(words="rows", copied=5e6)
+    made = [
+        Duel(name="bag/a", forms=forms, work=work, target=Target(value=2)).entry(),
+        Entry(name="bag/b", measure=lambda _: Figure(skipped="no memory")),
+    ]
+    real = catalog.measure_entries
+    monkeypatch.setattr(
+        catalog, "chosen", lambda names, short: made if "bag" in names else []
+    )
+    monkeypatch.setattr(
+        catalog,
+        "measure_entries",
+        partial(real, open_worker=test_duel.Scripted),
+    )
+
+
+def test_figures_as_a_table_and_as_json(memjax, entries, timed, tmp_path):
+    file = tmp_path / "figures.json"
+    done = memjax("bench", "bag", "table_rows", "--rows", "2000", "--json", file)
+    assert done.code == 0, done.err
+    figures = json.loads(file.read_text())
+    assert list(figures) == ["table_rows", "machine", "bag/a", "bag/b"]
+    figure = figures["bag/a"]
+    assert (figure["ours_ms"], figure["theirs_ms"], figure["ratio"]) == (7, 17.5, 2.5)
+    assert figure["floor_ms"] == 1 and figure["floor"] == "rows"
+    assert figure["target"] == "ratio >= 2" and figure["target_met"] is True
+    assert figures["bag/b"]["ours_ms"] is None
+    (line,) = [x for x in done.out.splitlines() if x.startswith("bag/a ")]
+    assert line.split() == ["bag/a", "7", "2", "quick", "17.5", "5", "quick"] + [
+        *["2.50", "1", "14%", "ratio", ">=", "2", "yes"]
+    ]
+    assert "bag/b: skipped: no memory" in done.out
+    assert "Copies 10.0 GB/s (read and written)" in done.out
+    assert "jax 1 on cpu with 2 threads." in done.out
+    assert "adam" in done.out and "bag/a\n" in done.err
+
+
+def test_without_a_name_the_list_is_printed(memjax):
+    done = memjax("bench")
+    assert done.code == 0 and all(name in done.out for name in catalog.BENCHMARKS)
+    assert "memjax bench all" in done.out
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ([], 2, "table_rows"),
-        (["table_cols"], 2, "invalid choice 'table_cols'"),
+        (["table_cols"], 1, "did you mean table_rows?"),
+        (["bag", "--rows", "2000"], 1, "an option of table_rows alone"),
+        (["bag", "--cache-dir", "x"], 1, "an option of those that read a corpus"),
+        (["bag/middle"], 1, "the beginning of one of"),
         (["table_rows", "--rows", "1e6,many"], 1, "rows = '1e6,many'"),
         (["table_rows", "--rows", "4e6,1e6"], 1, "different numbers, ascending"),
         (["table_rows", "--json", "no/such/f.json"], 1, "json = 'no/such/f.json'"),
