@@ -125,6 +125,7 @@ def train(
             ema=parts.ema,
             tables=parts.tables,
             model_state=parts.model_state,
+            placement=parts.placement,
             group_norms=lambda tree: group_norms(tree, parts.dense_labels),
             health_fn=lambda state, batch: health(state.params, batch),
             notes=carried_state(experiment.model.memories),
@@ -175,6 +176,7 @@ def load_run(
         ema=parts.ema,
         tables=parts.tables,
         model_state=parts.model_state,
+        placement=parts.placement,
     )
     params, step = restore_params(
         folder / CHECKPOINT_FOLDER,

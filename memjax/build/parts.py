@@ -28,6 +28,7 @@ from memjax.layers.row_grad import value_and_row_grad
 from memjax.layers.table import READS, TABLES
 from memjax.models.language_model import LanguageModel
 from memjax.models.layouts import layouts, table_reads
+from memjax.models.parameter_axes import parameter_axes
 from memjax.models.parameters import (
     STATE,
     abstract_params,
@@ -40,10 +41,15 @@ from memjax.models.parameters import (
 from memjax.optim.build_tables import build_table_optimizer, check_table_settings
 from memjax.optim.ema import ema_params, init_ema, update_ema
 from memjax.optim.labels import apply_label_rules, path_name
+from memjax.parallel.logical_axes import (
+    ActivationSharding,
+    LogicalRules,
+    shardings_like,
+)
 from memjax.parallel.mesh import replicated
 from memjax.parallel.row_sharding import Division, RowSharding
 from memjax.train.model_state import ModelState
-from memjax.train.state import Ema
+from memjax.train.state import Ema, Placement
 from memjax.train.tables import TableTraining
 
 
@@ -58,8 +64,38 @@ class Parts:
     def model(self) -> LanguageModel:
         """The Linen module."""
         return LanguageModel(
-            self.experiment.model, self.table_sharding, self.classes, self.token_counts
+            self.experiment.model,
+            self.table_sharding,
+            self.classes,
+            self.token_counts,
+            activations=self.activations,
         )
+
+    @cached_property
+    def rules(self) -> LogicalRules:
+        """Where the logical axes of this experiment are split; needs the mesh."""
+        sizes = tuple(self.mesh.shape.items())
+        return LogicalRules(sizes, self.experiment.mesh.rules)
+
+    @cached_property
+    def activations(self) -> ActivationSharding | None:
+        """How activations are divided; None where only the batch is."""
+        if self.mesh is None or self.mesh.size == self.mesh.shape["data"]:
+            return None
+        return ActivationSharding(self.mesh, self.rules)
+
+    @cached_property
+    def placement(self) -> Placement | None:
+        """The shardings of a state; None where every device has all dense weights."""
+        if self.mesh is None or self.mesh.shape["fsdp"] * self.mesh.shape["tensor"] < 2:
+            return None
+        known = {}
+        dense = self.split(self.abstract)[0]
+        for path, leaf in jax.tree_util.tree_leaves_with_path(dense):
+            name = path_name(path)
+            spec = self.rules.spec(name, parameter_axes(name, leaf.shape), leaf.shape)
+            known[name] = (leaf.shape, spec)
+        return lambda tree: shardings_like(tree, self.mesh, known)
 
     @cached_property
     def classes(self) -> CompressedVocab | None:

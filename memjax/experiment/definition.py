@@ -7,16 +7,23 @@ When not: making the model or running it; `memjax.build` and `memjax.run` do tha
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from memjax.data.config import DataConfig
 from memjax.errors import ConfigError, DataError
 from memjax.experiment import paths
 from memjax.models.config import ModelConfig
+from memjax.models.parameter_axes import parameter_axes
+from memjax.models.parameters import abstract_params
 from memjax.optim.config import OptimConfig
+from memjax.optim.labels import path_name
+from memjax.parallel.logical_axes import AXES, BATCH_AXES, LogicalRules
 from memjax.parallel.mesh import MeshConfig
 from memjax.train.config import TrainConfig
 
@@ -69,29 +76,47 @@ class Experiment:
           DataError: the tokenizer file is missing or broken.
         """
         paths.to_dict(self)
-        self._check_batch(n_devices)
+        sizes = {name: getattr(self.mesh, name) for name in AXES}
+        if n_devices is not None:
+            sizes = self.mesh.sizes(n_devices)
+        self._check_batch(math.prod(max(sizes[name], 1) for name in BATCH_AXES))
+        self._check_model_axes({name: max(size, 1) for name, size in sizes.items()})
         self._check_table_axis(n_devices)
         self._check_vocabulary()
         return self
 
-    def _check_batch(self, n_devices: int | None) -> None:
+    def _check_batch(self, shards: int) -> None:
         rows, parts = self.data.batch_size, self.train.accumulate_steps
         if rows % parts:
             allowed = f"a divisor of data.batch_size = {rows}"
             raise ConfigError("train.accumulate_steps", parts, allowed)
-        shards = self.mesh.data
-        if n_devices is not None:
-            shards = self.mesh.sizes(n_devices)["data"]
-        if shards > 0 and rows % (shards * parts):
-            allowed = (
-                f"a multiple of mesh.data * train.accumulate_steps = {shards * parts}"
-            )
-            raise ConfigError("data.batch_size", rows, allowed)
-        if shards > 0 and self.data.eval_batch_size % shards:
-            allowed = f"a multiple of mesh.data = {shards}"
-            raise ConfigError(
-                "data.eval_batch_size", self.data.eval_batch_size, allowed
-            )
+        product = "mesh.data * mesh.fsdp * mesh.table"
+        if rows % (shards * parts):
+            product = f"{product} * train.accumulate_steps = {shards * parts}"
+            raise ConfigError("data.batch_size", rows, f"a multiple of {product}")
+        rows = self.data.eval_batch_size
+        if rows % shards:
+            allowed = f"a multiple of {product} = {shards}"
+            raise ConfigError("data.eval_batch_size", rows, allowed)
+
+    def _check_model_axes(self, sizes: dict[str, int]) -> None:
+        """What is split must divide; no array may have two axes on one mesh axis."""
+        model, rules = self.model, LogicalRules(tuple(sizes.items()), self.mesh.rules)
+        wanted = {
+            "embed": ("model.d_model", model.d_model),
+            "heads": ("model.n_heads", model.n_heads),
+            "kv_heads": ("model.n_kv_heads", model.n_kv_heads),
+        }
+        if not all(model.has_experts(layer) for layer in range(model.n_layers)):
+            wanted["mlp"] = ("model.d_ff", model.d_ff)
+        if "vocab" in dict(self.mesh.rules):  # else one that does not divide is whole
+            wanted["vocab"] = ("model.vocab_size", model.vocab_size)
+        rules.check_sizes(wanted)
+        if self.mesh.rules:
+            leaves = jax.tree_util.tree_leaves_with_path(abstract_params(model))
+            for path, leaf in leaves:
+                name = path_name(path)
+                rules.spec(name, parameter_axes(name, leaf.shape), leaf.shape)
 
     def _check_table_axis(self, n_devices: int | None) -> None:
         parts = self.mesh.table

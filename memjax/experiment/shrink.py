@@ -5,6 +5,7 @@ Why: a typo in a day-long run shows in seconds, in the same code on the same pat
 When not: judging a model; the figures of a shrunk run mean nothing.
 """
 
+import math
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from memjax.layers.experts import ExpertsConfig
 from memjax.layers.product_key_config import ProductKeyConfig
 from memjax.models.config import ModelConfig
 from memjax.models.memories import Memory
+from memjax.parallel.logical_axes import BATCH_AXES
 from memjax.train.config import TrainConfig
 
 N_STEPS = 6
@@ -47,7 +49,8 @@ def shrink(experiment: Experiment) -> Experiment:
     experiment may grow a little: sizes are set rather than capped where that keeps the
     parts fitting to each other.
     """
-    rows = experiment.train.accumulate_steps * max(experiment.mesh.data, 8)
+    shards = math.prod(max(getattr(experiment.mesh, name), 1) for name in BATCH_AXES)
+    rows = experiment.train.accumulate_steps * shards * -(-8 // shards)
     context = min(experiment.data.context, 64)
     shrunk = replace(
         experiment,
@@ -57,7 +60,7 @@ def shrink(experiment: Experiment) -> Experiment:
             context=context,
             batch_size=rows,
             eval_stride=context,
-            eval_batch_size=max(experiment.mesh.data, 1) * 64,
+            eval_batch_size=shards * -(-64 // shards),
         ),
         train=_shrink_train(experiment.train),
         optim=replace(

@@ -14,6 +14,7 @@ from jax import Array
 from memjax.layers.decode_piece import Piece, keep
 from memjax.layers.precision import Dtypes
 from memjax.layers.projection import projection
+from memjax.parallel.logical_axes import ActivationSharding, constrain
 
 
 def rope(x_BTAC: Array, positions_BT: Array, theta: float) -> Array:
@@ -57,6 +58,7 @@ class Attention(nn.Module):
             included.
         rope_theta: base of the rotary wavelengths.
         out_scale: as in `FeedForward`.
+        activations: how queries, keys and values are divided; None: not stated.
     """
 
     n_heads: int
@@ -66,6 +68,7 @@ class Attention(nn.Module):
     starve_window: int | None = None
     rope_theta: float = 10000.0
     out_scale: float = 1.0
+    activations: ActivationSharding | None = None
 
     @nn.compact
     def __call__(
@@ -81,7 +84,9 @@ class Attention(nn.Module):
 
         def heads(name: str, count: int) -> Array:
             flat = projection(name, count * width, self.dtypes)(h_BTD)
-            return flat.reshape(n_batch, n_tokens, count, width)
+            split = flat.reshape(n_batch, n_tokens, count, width)
+            axis = "heads" if name == "query" else "kv_heads"
+            return constrain(self.activations, split, "batch", None, axis)
 
         q_BTAC = rope(heads("query", self.n_heads), positions_BT, self.rope_theta)
         k_BTAC = rope(heads("key", self.n_kv_heads), positions_BT, self.rope_theta)

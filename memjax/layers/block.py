@@ -30,6 +30,7 @@ from memjax.ops.hyper_connections import (
     check_streams,
     hyper_residual,
 )
+from memjax.parallel.logical_axes import ActivationSharding, constrain
 
 HYPER_FORMS = ("own", "single_pass")
 
@@ -102,6 +103,8 @@ class Block(nn.Module):
         experts: a mixture of experts as the feed-forward; None: a dense one.
         window, local_window: of the attention to the block's own stream, without and
             beside a source.
+        activations: how the stream and what is inside the branches are divided over a
+            mesh; None: not stated.
     """
 
     n_heads: int
@@ -120,6 +123,7 @@ class Block(nn.Module):
     dtypes: Dtypes
     memories: tuple[nn.Module, ...] = ()
     seats: tuple[Seat, ...] = ()
+    activations: ActivationSharding | None = None
 
     # Linen then keeps the names that the memories come with.
     preserve_adopted_names: ClassVar[bool] = True
@@ -173,7 +177,9 @@ class Block(nn.Module):
             if source is not None:
                 attention = CrossAttention(local_window=self.local_window, **options)
                 return dropped(attention(h, positions_BT, source, starved_B, piece))
-            attention = Attention(window=self.window, **options)
+            attention = Attention(
+                window=self.window, activations=self.activations, **options
+            )
             attended = attention(h, segments_BT, positions_BT, starved_B, piece)
             return dropped(attended)
 
@@ -191,6 +197,7 @@ class Block(nn.Module):
                 d_ff=self.d_ff,
                 out_scale=self.out_scale,
                 dtypes=self.dtypes,
+                activations=self.activations,
                 name="feed_forward",
             )
             return dropped(feed_forward(h))
@@ -218,7 +225,7 @@ class Block(nn.Module):
             rms("feed_forward", fed)
             stream = stream + attended + reads + fed
             rms("stream", stream)
-            return stream, pre
+            return constrain(self.activations, stream, "batch"), pre
 
         def after(name: str, stream: Array, branch: Callable[[Array], Array]) -> Array:
             """The stream after a sub-block."""
@@ -264,4 +271,4 @@ class Block(nn.Module):
         for i in at("after_feed_forward"):
             stream = after_memory(i, stream)
         rms("stream", stream)
-        return stream, pre
+        return constrain(self.activations, stream, "batch"), pre

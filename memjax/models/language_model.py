@@ -135,12 +135,7 @@ class LanguageModel(nn.Module):
             positions_BT = jnp.broadcast_to(
                 jnp.arange(tokens_BT.shape[1]), tokens_BT.shape
             )
-        embedding_VD = self.param(
-            "embedding",
-            nn.initializers.normal(config.d_model**-0.5),
-            (config.vocab_size, config.d_model),
-            dtypes.params,
-        )
+        embedding_VD = self._vectors("embedding", config.d_model**-0.5)
         h_BTD = embedding_VD.at[tokens_BT].get(
             mode="fill", fill_value=jnp.nan, wrap_negative_indices=False
         ) * (config.d_model**0.5)
@@ -363,18 +358,18 @@ class LanguageModel(nn.Module):
             name=name,
         )(h_BTD)
 
+    def _vectors(self, name: str, std: float) -> Array:
+        shape = (self.config.vocab_size, self.config.d_model)
+        dtype = Dtypes.of(self.config.precision).params
+        return self.param(name, nn.initializers.normal(std), shape, dtype)
+
     def _head(self, head: str, norm: str, h_BTD: Array, tied_VD: Array | None) -> Array:
         config, dtypes = self.config, Dtypes.of(self.config.precision)
         h_BTD = self._norm(norm, h_BTD)
         if config.tie_embeddings and tied_VD is not None:
             weight_VD = tied_VD
         else:
-            weight_VD = self.param(
-                head,
-                nn.initializers.normal(1 / config.d_model),
-                (config.vocab_size, config.d_model),
-                dtypes.params,
-            )
+            weight_VD = self._vectors(head, 1 / config.d_model)
         logits_BTV = jnp.einsum(
             "btd,vd->btv",
             h_BTD,

@@ -2,10 +2,11 @@
 
 What: axis sizes as a plain config, `make_mesh`, and `global_batch` for any processes.
 Why: axis types are pinned to Auto in this one place, and batches are placed explicitly.
-When not: shardings of parameters and tables are decided by whoever owns those arrays.
+When not: how parameters are divided is `logical_axes`, how tables are `row_sharding`.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,9 +15,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from memjax.errors import ConfigError, DataError
-
-AXES = ("data", "fsdp", "tensor", "table")
-DIVISIONS = ("rows", "columns")
+from memjax.parallel.logical_axes import AXES, BATCH_AXES, Rules, check_rules
+from memjax.parallel.row_sharding import DIVISIONS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,13 +24,20 @@ class MeshConfig:
     """Sizes of the mesh axes; their product is the number of devices.
 
     Attributes:
-        data: the batch is split over this axis; -1 takes the devices left over.
-        fsdp: dense parameters may be split over this axis.
-        tensor: single weight matrices may be split over this axis.
+        data: copies of the dense parameters; -1 takes the devices left over.
+        fsdp: one axis of each large dense parameter, of its average and of its
+            optimizer's state is split over this axis, and gathered where it is used.
+        tensor: heads, the inner width of the feed-forward and, where it divides, the
+            vocabulary are split over this axis.
         table: value tables in mode "rows" are split over this axis.
-        table_by: "rows", padded up to equal parts, or "columns", equal parts.
+        table_by: how; see `row_sharding.Division`. "rows", padded up to equal parts;
+            "columns", equal parts of each row; or "hash_columns", equally many whole
+            hash columns (tables that are not read by hash column: by rows).
+        rules: pairs (logical axis, mesh axis or None) that take precedence over
+            `logical_axes.DEFAULT_RULES`.
 
-    At most one axis may be -1; the others are at least 1.
+    At most one axis may be -1; the others are at least 1. The rows of a batch are split
+    over data, fsdp and table together.
     """
 
     data: int = -1
@@ -38,10 +45,12 @@ class MeshConfig:
     tensor: int = 1
     table: int = 1
     table_by: str = "rows"
+    rules: Rules = ()
 
     def __post_init__(self) -> None:
         if self.table_by not in DIVISIONS:
             raise ConfigError("mesh.table_by", self.table_by, f"one of {DIVISIONS}")
+        check_rules(self.rules)
         free = [name for name in AXES if getattr(self, name) == -1]
         for name in AXES:
             size = getattr(self, name)
@@ -55,7 +64,7 @@ class MeshConfig:
     def sizes(self, n_devices: int) -> dict[str, int]:
         """Axis sizes for `n_devices`; ConfigError when the product does not fit."""
         sizes = {name: getattr(self, name) for name in AXES}
-        fixed = int(np.prod([size for size in sizes.values() if size != -1]))
+        fixed = math.prod(size for size in sizes.values() if size != -1)
         for name, size in sizes.items():
             if size == -1:
                 if n_devices % fixed:
@@ -100,33 +109,42 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def batch_shards(sizes: Mapping[str, int]) -> int:
+    """Into how many parts axis sizes (`mesh.shape`) split the rows of a batch."""
+    return math.prod(sizes[name] for name in BATCH_AXES)
+
+
 def data_reader(mesh: Mesh) -> tuple[int, int]:
     """Which reader of the training data this process is: (reader, n_readers).
 
-    Processes that hold the same rows of the "data" axis are the same reader and must
-    feed the same rows. With one process this is (0, 1).
+    Processes that hold the same parts of a batch are the same reader and must feed the
+    same rows. With one process this is (0, 1).
 
     Raises:
-        ConfigError: the rows this process holds are not one of equal consecutive
+        ConfigError: the parts this process holds are not one of equal consecutive
             blocks, so that no reader number describes them.
     """
-    grid = np.asarray(mesh.devices).reshape(mesh.shape["data"], -1)
+    order = [mesh.axis_names.index(name) for name in (*BATCH_AXES, "tensor")]
+    n_parts = batch_shards(mesh.shape)
+    grid = np.asarray(mesh.devices).transpose(order).reshape(n_parts, -1)
     here = jax.process_index()
-    rows = [
-        i for i, row in enumerate(grid) if any(d.process_index == here for d in row)
+    parts = [
+        i for i, part in enumerate(grid) if any(d.process_index == here for d in part)
     ]
-    n_rows = len(grid)
-    block = len(rows)
-    aligned = rows == list(range(rows[0], rows[0] + block)) and rows[0] % block == 0
-    if not aligned or n_rows % block:
+    block = len(parts)
+    aligned = parts == list(range(parts[0], parts[0] + block)) and not parts[0] % block
+    if not aligned or n_parts % block:
         raise ConfigError(
-            "mesh.data", n_rows, f"equal blocks of rows a process; this one has {rows}"
+            "mesh",
+            dict(mesh.shape),
+            f"equal blocks of the {n_parts} parts of a batch for every process; this "
+            f"one has {parts}",
         )
-    return rows[0] // block, n_rows // block
+    return parts[0] // block, n_parts // block
 
 
 def global_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Place this process's rows of a batch on the mesh, split over the "data" axis.
+    """Place this process's rows of a batch on the mesh, split over BATCH_AXES.
 
     Args:
         mesh: the mesh.
@@ -134,15 +152,16 @@ def global_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
             float32 or narrower.
 
     Returns:
-        Global arrays sharded over "data" on axis 0, replicated over the other axes.
+        Global arrays, axis 0 split over data, fsdp and table, whole over tensor.
 
     Raises:
         DataError: an array of 64-bit numbers (it would wrap silently).
-        ConfigError: the rows do not divide over the devices of the "data" axis.
+        ConfigError: the rows do not divide into the parts of the mesh.
     """
     _, n_readers = data_reader(mesh)
-    shards = mesh.shape["data"] // n_readers
-    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    n_parts = batch_shards(mesh.shape)
+    shards = n_parts // n_readers
+    sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     placed = {}
     for name, array in batch.items():
         array = np.asarray(array)
@@ -154,7 +173,7 @@ def global_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
             raise ConfigError(
                 "data.batch_size",
                 array.shape[0] * n_readers,
-                f"a multiple of the data axis of the mesh ({mesh.shape['data']})",
+                f"a multiple of mesh.data * mesh.fsdp * mesh.table = {n_parts}",
             )
         # With several processes jax counts this placement as an implicit transfer.
         with jax.transfer_guard("allow"):

@@ -32,6 +32,7 @@ from memjax.train.state import (
     Ema,
     InitParams,
     Params,
+    Placement,
     TrainState,
     abstract_state,
     init_state,
@@ -115,6 +116,7 @@ def fit(
     ema: Ema | None = None,
     tables: TableTraining | None = None,
     model_state: ModelState | None = None,
+    placement: Placement | None = None,
     group_norms: GroupNorms | None = None,
     health_fn: HealthFn | None = None,
     hooks: Sequence[Hook] = (),
@@ -125,8 +127,8 @@ def fit(
     Args:
         config: length and periods.
         run_dir: an existing run folder (see `open_run_folder`).
-        mesh: batches are split over "data", tables by rows as `tables` says, all else
-            is replicated.
+        mesh: batches are split over data, fsdp and table, tables by rows as `tables`
+            says, all else as `placement`.
         init_params: key -> parameters, traceable.
         loss_fn: (params, batch, key) -> (summed nats, {"weight": ..., sums}); with a
             model_state (summed nats, (sums, new state)).
@@ -141,19 +143,21 @@ def fit(
         ema: a running average; evaluations then use it.
         tables: how tables are trained by rows, if any are.
         model_state: how the state that the forward pass changes is parted, if any is.
+        placement: how parameters, averages and the optimizer's state are divided; None:
+            they are replicated.
         group_norms: tree -> {group: norm}.
         health_fn: (state, batch) -> scalars, called every `health_every` steps.
         hooks: further hooks, after the built-in ones.
         notes: lines that the log of every start begins with.
 
     Raises:
-        ConfigError: a mesh axis over which nothing is divided is larger than 1,
+        ConfigError: a mesh axis over which nothing is divided is larger than 1;
             health_every without a health_fn, or n_steps below the checkpoint's step.
         CheckpointError: the run folder's checkpoint is of another configuration.
         TrainingError: a loss, gradient or update that is not finite (names the step and
             the last good checkpoint), or data that ended.
     """
-    _check(config, mesh, health_fn, tables)
+    _check(config, mesh, health_fn, tables, placement)
     primary = jax.process_index() == 0
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(
@@ -171,6 +175,7 @@ def fit(
             ema=ema,
             tables=tables,
             model_state=model_state,
+            placement=placement,
             seed=seed,
         )
         step_fn = make_train_step(
@@ -193,6 +198,7 @@ def fit(
                 ema=ema,
                 tables=tables,
                 model_state=model_state,
+                placement=placement,
                 seed=seed,
             )
             progress: dict[str, Any] = {}
@@ -292,12 +298,14 @@ def _check(
     mesh: Mesh,
     health_fn: HealthFn | None,
     tables: TableTraining | None,
+    placement: Placement | None,
 ) -> None:
-    for name, size in mesh.shape.items():
-        divided = name == "data" or (name == "table" and tables is not None)
-        if size != 1 and not divided:
-            why = "no table in mode 'rows'" if name == "table" else "not divided so far"
-            raise ConfigError(f"mesh.{name}", size, f"1: {why}")
+    for name, nothing, why in (
+        ("table", tables is None, "no table in mode 'rows'"),
+        ("tensor", placement is None, "no placement, so nothing is divided over it"),
+    ):
+        if nothing and mesh.shape[name] != 1:
+            raise ConfigError(f"mesh.{name}", mesh.shape[name], f"1: {why}")
     if config.health_every is not None and health_fn is None:
         raise ConfigError("train.health_every", config.health_every, "None: no memory")
 

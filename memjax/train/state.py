@@ -20,6 +20,7 @@ _PRNG_OPTION = "jax_default_prng_impl"
 
 Params = Any
 InitParams = Callable[[jax.Array], Params]
+Placement = Callable[[Any], Any]
 
 
 class Ema(NamedTuple):
@@ -91,6 +92,7 @@ def abstract_state(
     ema: Ema | None = None,
     tables: TableTraining | None = None,
     model_state: ModelState | None = None,
+    placement: Placement | None = None,
     seed: int = 0,
 ) -> TrainState:
     """Shapes, dtypes and shardings of the state; allocates nothing.
@@ -98,15 +100,20 @@ def abstract_state(
     Args:
         init_params: key -> parameters, traceable.
         transform: an optax gradient transformation.
-        mesh: every leaf but tables and their state is replicated over it.
+        mesh: the mesh.
         ema: the running average, if any.
         tables: how tables are trained by rows, if any are.
         model_state: how the model's state is parted, if it has any.
+        placement: the state's shapes -> shardings of everything but tables by rows and
+            their state; None: replicated.
         seed: as in `init_state`; only its key's shape matters here.
     """
     build = _builder(init_params, transform, ema, tables, model_state)
     shapes = jax.eval_shape(build, jax.random.key(seed))
-    shardings = jax.tree.map(lambda _: replicated(mesh), shapes)
+    if placement is None:
+        shardings = jax.tree.map(lambda _: replicated(mesh), shapes)
+    else:
+        shardings = placement(shapes)
     if tables is not None:
         dense, _ = tables.split(shardings.params)
         of_tables, of_state = tables.shardings(
@@ -130,6 +137,7 @@ def init_state(
     ema: Ema | None = None,
     tables: TableTraining | None = None,
     model_state: ModelState | None = None,
+    placement: Placement | None = None,
     seed: int = 0,
 ) -> TrainState:
     """The state at step 0, built on the devices by one jitted function.
@@ -139,7 +147,13 @@ def init_state(
     """
     build = _builder(init_params, transform, ema, tables, model_state)
     abstract = abstract_state(
-        init_params, transform, mesh, ema=ema, tables=tables, model_state=model_state
+        init_params,
+        transform,
+        mesh,
+        ema=ema,
+        tables=tables,
+        model_state=model_state,
+        placement=placement,
     )
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
     return jax.jit(build, out_shardings=shardings)(jax.random.key(seed))

@@ -16,7 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memjax.errors import ConfigError, TrainingError
 from memjax.ops.order import wait_for
-from memjax.parallel.mesh import replicated
+from memjax.parallel.logical_axes import BATCH_AXES
+from memjax.parallel.mesh import batch_shards, replicated
 from memjax.train.model_state import ModelState
 from memjax.train.state import TrainState, state_leaves
 from memjax.train.tables import TableTraining
@@ -39,17 +40,23 @@ def _micro_batches(batch: Any, n: int, mesh: Mesh | None) -> Any:
         x = jnp.moveaxis(x.reshape(x.shape[0] // n, n, *x.shape[1:]), 1, 0)
         if mesh is None:
             return x
-        if x.shape[1] % mesh.shape["data"]:
+        if x.shape[1] % batch_shards(mesh.shape):
             raise ConfigError(
                 "train.accumulate_steps",
                 n,
-                f"{x.shape[1]} rows a micro-batch do not divide over the data axis "
-                f"of the mesh ({mesh.shape['data']})",
+                f"{x.shape[1]} rows a micro-batch do not divide into the "
+                f"{batch_shards(mesh.shape)} parts of mesh.data * mesh.fsdp * "
+                "mesh.table",
             )
-        spec = NamedSharding(mesh, PartitionSpec(None, "data"))
+        spec = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
         return jax.lax.with_sharding_constraint(x, spec)
 
     return jax.tree.map(cut, batch)
+
+
+def _in_batch_order(x: jax.Array) -> jax.Array:
+    """The inverse of the cut of `_micro_batches`; no row changes its device."""
+    return jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:])
 
 
 def _dense_gradients(
@@ -142,9 +149,10 @@ def make_train_step(
             summed by row once.
         model_state: how the state that the forward pass changes is parted; `loss_fn`
             then returns (nats, (sums, new state)). Micro-batches hand it on.
-        mesh: batches are split over its axis "data".
+        mesh: batches are split over its axes data, fsdp and table.
         shardings: of the new state, a tree like it; None lets the compiler decide
-            without a mesh, and replicates everything with one.
+            without a mesh, and replicates everything with one. Gradients of dense
+            weights are divided like the weights.
 
     Returns:
         The step. Its metrics are float32 scalars: "loss" (nats a token),
@@ -162,11 +170,25 @@ def make_train_step(
     gradients = (
         _dense_gradients(loss_fn, model_state) if tables is None else tables.gradients
     )
+    divided = None
+    if shardings is not None:
+        divided = shardings.params
+        if tables is not None:
+            divided, _ = tables.split(divided)
+        if model_state is not None:
+            divided, _ = model_state.split(divided)
+
+    def found_of(params: Any, batch: Any, key: jax.Array) -> _Found:
+        found = _sums(gradients, params, batch, key, model_state)
+        if divided is None:
+            return found
+        grads = jax.lax.with_sharding_constraint(found.grads, divided)
+        return found._replace(grads=grads)
 
     def accumulate(params: Any, batch: Any, key: jax.Array) -> _Found:
         """What `_sums` finds, of the whole batch."""
         if accumulate_steps == 1:
-            return _sums(gradients, params, batch, key, model_state)
+            return found_of(params, batch, key)
         kept, held = (params, None)
         if model_state is not None:
             kept, held = model_state.split(params)
@@ -174,7 +196,7 @@ def make_train_step(
         def of_micro(held: Any, number: Any, micro: Any) -> _Found:
             whole = kept if model_state is None else model_state.merge(kept, held)
             micro_key = jax.random.fold_in(key, number)
-            return _sums(gradients, whole, micro, micro_key, model_state)
+            return found_of(whole, micro, micro_key)
 
         def body(carry: Any, x: Any) -> tuple[Any, Any]:
             before, held = carry
@@ -191,7 +213,7 @@ def make_train_step(
         ((grads, sums), held), rows = jax.lax.scan(
             body, (zeros, held), (numbers, micros)
         )
-        joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
+        joined = jax.tree.map(_in_batch_order, rows)
         return _Found(grads, sums, joined, held)
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:

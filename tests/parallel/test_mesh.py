@@ -38,7 +38,7 @@ def test_a_batch_is_split_over_data_and_whole_on_the_other_axes():
     mesh = make_mesh(MeshConfig(tensor=2))
     rows = np.arange(24, dtype=np.int32).reshape(8, 3)
     placed = global_batch(mesh, {"tokens": rows})["tokens"]
-    assert placed.sharding.spec == PartitionSpec("data")
+    assert placed.sharding.spec == PartitionSpec(("data", "fsdp", "table"))
     np.testing.assert_array_equal(placed, rows)
     assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 3)}
     assert data_reader(mesh) == (0, 1)

@@ -216,11 +216,11 @@ def test_hidden_transfers_are_errors(tmp_path):
 
 def test_what_cannot_be_trained_is_refused_first(tmp_path):
     mesh = make_mesh(MeshConfig(data=1, tensor=2), jax.devices()[:2])
-    with pytest.raises(ConfigError, match="mesh.tensor = 2.*not divided"):
+    with pytest.raises(ConfigError, match="mesh.tensor = 2.*no placement"):
         toy.toy_fit(tmp_path / "a", mesh=mesh)
     with pytest.raises(ConfigError, match="train.health_every = 3"):
         toy.toy_fit(tmp_path / "b", health_every=3)
-    with pytest.raises(ConfigError, match="data.batch_size = 8.*data axis.*3"):
+    with pytest.raises(ConfigError, match="data.batch_size = 8.*mesh.fsdp.*3"):
         toy.toy_fit(tmp_path / "c", n_devices=3)
     short = iter([toy.make_batch(0)])
     batches = toy.ToyBatches()

@@ -87,7 +87,7 @@ def test_accumulation_equals_the_large_batch():
 def test_accumulation_must_divide_the_batch():
     with pytest.raises(ConfigError, match="accumulate_steps = 3.*8 rows"):
         run_steps(1, accumulate_steps=3)
-    with pytest.raises(ConfigError, match="accumulate_steps = 4.*2 rows.*data axis"):
+    with pytest.raises(ConfigError, match="accumulate_steps = 4.*2 rows.*4 parts"):
         run_steps(1, accumulate_steps=4, n_devices=4)
 
 
