@@ -46,6 +46,14 @@ BENCHMARKS = {
         cost="5 min, 18 GB",
         reads_corpus=True,
     ),
+    "product_keys": Benchmark(
+        what="a product-key memory: read, read and backward, whole step with Adam",
+        cost="10 min, 20 GB",
+    ),
+    "memory_plus": Benchmark(
+        what="Memory+: read, read and backward",
+        cost="2 min, 5 GB",
+    ),
     "bag": Benchmark(
         what="weighted row sums and their gradients",
         cost="2 min, 4 GB",

@@ -183,7 +183,7 @@ def test_names():
     assert set(catalog.names_of(["all"])) == set(catalog.BENCHMARKS)
     for word, allowed in (
         ("bags", "did you mean bag?"),
-        ("zzz", "one of table_rows, bag"),
+        ("zzz", "one of table_rows, product_keys"),
         ("bag/none", "the beginning of one of"),
         ("table_rows/x", "no parts"),
     ):
