@@ -38,6 +38,7 @@ class SinkhornRowsState(NamedTuple):
         dense_steps: int32 scalar, dense steps as a row outside could pass the mask.
         overflow_steps: int32 scalar, dense steps as the buffer was full.
         writes: state of the writer.
+        held: what a dense step that is done elsewhere needs; None: it is done here.
     """
 
     step: jax.Array
@@ -51,6 +52,22 @@ class SinkhornRowsState(NamedTuple):
     dense_steps: jax.Array
     overflow_steps: jax.Array
     writes: WriteState
+    held: "Held | None" = None
+
+
+class Held(NamedTuple):
+    """The rows of a step that was left to be done densely, over all rows.
+
+    Attributes:
+        due: bool scalar, the step is still to be done.
+        ids_U: int32, the rows that were read; R in unused entries.
+        before_UW, after_UW: as in `Entered`.
+    """
+
+    due: jax.Array
+    ids_U: jax.Array
+    before_UW: jax.Array
+    after_UW: jax.Array
 
 
 class Entered(NamedTuple):
@@ -218,7 +235,7 @@ def repartition_active(
     before and the buffer is of the same size, the state stays as it is.
     """
     old, new = change.old.row_parts, change.new.row_parts
-    if old == new and np.shape(state.ids_A) == change.shapes.ids_A.shape:
+    if change.same_rows and np.shape(state.ids_A) == change.shapes.ids_A.shape:
         return jax.tree.map(np.asarray, state)
     momentum_RW, place_R = np.array(state.momentum_RW), np.array(state.place_R)
     n_local = len(place_R) // old

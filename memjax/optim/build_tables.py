@@ -107,6 +107,7 @@ def build_table_optimizer(
     n_rows: Mapping[str, int],
     sharding: RowSharding | None = None,
     seed: int = 0,
+    on_host: Mapping[str, int] | None = None,
 ) -> TablesOptimizer:
     """The optimizer of the tables in mode "rows".
 
@@ -118,19 +119,22 @@ def build_table_optimizer(
         n_rows: {path: rows without padding}.
         sharding: how the tables are divided.
         seed: of stochastic rounding.
+        on_host: {path: most distinct rows of a step} of tables that are not on the
+            device; they are clipped apart from the others.
     """
+    on_host = on_host or {}
     writer = RowWriter(
         stochastic_rounding=config.table_stochastic_rounding,
         seed=seed,
         ema_decay=config.table_ema_decay,
     )
     rates = schedules(config, n_steps)
-    members: dict[int | None | str, list[str]] = {}
+    members: dict[tuple[int | None | str, bool], list[str]] = {}
     for path, label in labels.items():
         key = "frozen" if label == "frozen" else config.rule_of(path)
-        members.setdefault(key, []).append(path)
+        members.setdefault((key, path in on_host), []).append(path)
     groups = []
-    for key, paths in members.items():
+    for (key, held), paths in members.items():
         pattern = "^(?:" + "|".join(re.escape(path) for path in paths) + ")$"
         if isinstance(key, str):
             groups.append(TableGroup(pattern, None))
@@ -140,17 +144,27 @@ def build_table_optimizer(
         if capacity is None:
             capacity = CAPACITY_PER_READ * max(reads[path] for path in paths)
         rate = rates[table_group(key)]
-        optimizer = _optimizer(config, settings.optimizer, rate, capacity, writer)
+        held_reads = max(on_host[path] for path in paths) if held else None
+        optimizer = _optimizer(
+            config, settings.optimizer, rate, capacity, writer, held_reads
+        )
         groups.append(TableGroup(pattern, optimizer, settings.clip_norm))
     return table_optimizer(groups, sharding=sharding, n_rows=n_rows)
 
 
 def _optimizer(
-    config: OptimConfig, name: str, rate: Any, capacity: int, writer: RowWriter
+    config: OptimConfig,
+    name: str,
+    rate: Any,
+    capacity: int,
+    writer: RowWriter,
+    held_reads: int | None,
 ) -> TableOptimizer:
     sinkhorn = asdict(config.sinkhorn)
     if name == "sinkhorn_momentum":
-        return sinkhorn_rows(rate, capacity=capacity, writer=writer, **sinkhorn)
+        return sinkhorn_rows(
+            rate, capacity=capacity, writer=writer, held_reads=held_reads, **sinkhorn
+        )
     if name == "sinkhorn_touched_rows":
         return sinkhorn_touched_rows(rate, writer=writer, **sinkhorn)
     return rowwise(entrywise_table(config, name, rate), writer=writer)

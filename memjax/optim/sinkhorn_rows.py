@@ -23,6 +23,7 @@ from memjax.ops.sinkhorn import balance_kept, row_sizes
 from memjax.ops.split import WHOLE, Split
 from memjax.optim.active_rows import (
     Entered,
+    Held,
     SinkhornRowsState,
     block_rows,
     enter,
@@ -33,6 +34,7 @@ from memjax.optim.active_rows import (
 from memjax.optim.row_write import RowWriter
 from memjax.optim.sinkhorn_dense_step import dense_step
 from memjax.optim.sinkhorn_settings import SinkhornSettings
+from memjax.optim.sinkhorn_streamed import streamed_step
 from memjax.optim.table_optimizer import Metrics, TableOptimizer
 
 
@@ -49,6 +51,7 @@ def sinkhorn_rows(
     slack: float = 0.25,
     momentum_dtype: Any = "float32",
     writer: RowWriter | None = None,
+    held_reads: int | None = None,
 ) -> TableOptimizer:
     """The optimizer `sinkhorn_momentum`, exactly, at the cost of the active rows.
 
@@ -70,6 +73,10 @@ def sinkhorn_rows(
         slack: how far below the mask a row must fall to leave, 0 <= slack < 1.
         momentum_dtype: dtype (name) of the momentum of rows outside the buffer.
         writer: how rows are written; plain by default.
+        held_reads: for a table of which only some rows are at hand (`Split.n_rows`
+            says how many there are): most distinct rows of a step. A dense step is
+            then counted and not done; `SinkhornRowsState.held` has what
+            `sinkhorn_streamed.streamed_step` needs to do it before the next step.
 
     Returns:
         A TableOptimizer with the metrics "update_norm", "active_rows", and the counts
@@ -107,8 +114,11 @@ def sinkhorn_rows(
         raise ConfigError(
             "sinkhorn_rows.capacity", capacity, "an integer, at least 1 row"
         )
-    form = _SinkhornRows(settings, capacity, slack)
-    return TableOptimizer(form.init, form.apply, form.mean, repartition_active)
+    form = _SinkhornRows(settings, capacity, slack, held_reads)
+    streamed = None if held_reads is None else partial(streamed_step, settings, slack)
+    return TableOptimizer(
+        form.init, form.apply, form.mean, repartition_active, streamed
+    )
 
 
 @dataclass(frozen=True)
@@ -116,17 +126,24 @@ class _SinkhornRows:
     settings: SinkhornSettings
     capacity: int
     slack: float
+    held_reads: int | None = None
 
     def init(self, table_RW: jax.Array, split: Split = WHOLE) -> SinkhornRowsState:
         check_table(table_RW)
         n_parts = 1 if split.row_axis is None else lax.axis_size(split.row_axis)
         settings = self.settings
-        return init_active(
+        state = init_active(
             table_RW,
             -(-self.capacity // n_parts),
             settings.momentum_dtype,
             settings.writer.init(table_RW),
         )
+        if self.held_reads is None:
+            return state
+        n_rows, width = table_RW.shape
+        zeros_UW = jnp.zeros((self.held_reads, width), jnp.float32)
+        ids_U = jnp.full(self.held_reads, n_rows, jnp.int32)
+        return state._replace(held=Held(jnp.zeros((), bool), ids_U, zeros_UW, zeros_UW))
 
     def mean(self, table_RW: jax.Array, state: SinkhornRowsState) -> jax.Array:
         return self.settings.writer.mean(table_RW, state.writes)
@@ -185,12 +202,15 @@ class _SinkhornRows:
         light_A = norm_A <= self.slack * settings.tau * mean
         light_A = set_rows(light_A, entered.slot_U, False) & ~dense
         state = leave(state._replace(writes=writes), norm_A, light_A, beta=beta)
-        # A loop of at most one trip: `lax.cond` would copy the donated tables.
-        _, table_RW, state, square = lax.while_loop(
-            lambda carry: carry[0],
-            partial(self._dense_once, split, entered, rate),
-            (dense, table_RW, state, square),
-        )
+        if state.held is None:
+            # A loop of at most one trip: `lax.cond` would copy the donated tables.
+            _, table_RW, state, square = lax.while_loop(
+                lambda carry: carry[0],
+                partial(self._dense_once, split, entered, rate),
+                (dense, table_RW, state, square),
+            )
+        else:
+            state = state._replace(held=self._held(dense, entered, len(table_RW)))
         scale_A = jnp.where(dense, 1.0, jnp.where(light_A, 0.0, beta))
         slot_U = jnp.where(dense, n_slots, entered.slot_U)
         active_AW = state.active_AW * scale_A[:, None]
@@ -208,6 +228,15 @@ class _SinkhornRows:
             "overflow_steps": state.overflow_steps,
         }
         return table_RW, state, metrics
+
+    def _held(self, due: jax.Array, entered: Entered, n_rows: int) -> Held:
+        rest = (self.held_reads or 0) - len(entered.rows.ids_U)
+        ids_U = jnp.pad(entered.rows.ids_U, (0, rest), constant_values=n_rows)
+        before_UW, after_UW = (
+            jnp.pad(rows_UW, ((0, rest), (0, 0)))
+            for rows_UW in (entered.before_UW, entered.after_UW)
+        )
+        return Held(due, ids_U, before_UW, after_UW)
 
     def _dense_once(
         self, split: Split, entered: Entered, rate: jax.Array, carry: Any

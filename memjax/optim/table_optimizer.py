@@ -60,12 +60,16 @@ class TableOptimizer(NamedTuple):
         mean: (table, state) -> the running mean of the table, or the table.
         repartition: (state, change) -> the state for other parts, on the host. The
             default is for states whose arrays are scalars or have the table's rows.
+        streamed: the step over all rows of a table that is not on the device, for an
+            optimizer that asks for it (`sinkhorn_streamed.streamed_step` without its
+            first two arguments); None: it never asks.
     """
 
     init: Init
     apply: Apply
     mean: Callable[[jax.Array, Any], jax.Array]
     repartition: Callable[[Any, Repartition], Any] = repartition_rows
+    streamed: Callable[..., Any] | None = None
 
 
 class RowwiseState(NamedTuple):

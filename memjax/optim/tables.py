@@ -26,7 +26,9 @@ from memjax.optim.clip import clip_factor
 from memjax.optim.labels import path_name
 from memjax.optim.repartition import Repartition
 from memjax.optim.table_optimizer import Metrics, TableOptimizer
-from memjax.parallel.row_sharding import Division, RowSharding
+from memjax.parallel.division import Division
+from memjax.parallel.logical_axes import BATCH_AXES
+from memjax.parallel.row_sharding import RowSharding
 
 Gradients = Mapping[str, RowGradient | Sequence[RowGradient]]
 
@@ -73,9 +75,12 @@ class TablesOptimizer(NamedTuple):
 
     Attributes:
         init: tables -> {path: state}.
-        apply: (gradients, state, tables, scale) -> (tables, state, metrics). Gradients
-            are {path: row gradients}, multiplied by `scale` (a number or scalar) before
-            anything else. Metrics are scalars named "NAME/PATH": "grad_norm" before
+        apply: (gradients, state, tables, scale, slots) -> (tables, state, metrics).
+            Gradients are {path: row gradients}, multiplied by `scale` (a number or
+            scalar) before anything else. Of a table in `slots`, {path: int32 [U]}, only
+            some rows are at hand: ids count its slots, ascending by row, and slots[i]
+            is the row at hand of id i; for `sinkhorn_rows`, n_rows says how many rows
+            the table has. Metrics are scalars named "NAME/PATH": "grad_norm" before
             clipping, "update_norm", and those of the optimizers. With tables and state
             donated to jit, tables are written in place if the scale was made to
             `ops.order.wait_for` whatever else a backward pass reads them for.
@@ -83,18 +88,21 @@ class TablesOptimizer(NamedTuple):
         state_specs: (tables) -> a tree of PartitionSpec like the state; None when the
             tables are not divided.
         repartition: (tables, state, old) -> (tables, state) in the parts of this
-            optimizer, on its devices, from the parts of `old`, a `Division`, and the
+            optimizer, on its devices, from the parts of `old`, a `Division` or one for
+            each path, and the
             same groups. It takes numpy or jax arrays by way of the host, where they
             must fit. Rows, their states and means are kept bit by bit and padding is
             made anew; after `sinkhorn_rows` in other parts the next step is a dense
             one, and counted. ShapeError when a table has not the shape of old parts.
+        of: tables -> {path: its optimizer}, of those that are trained.
     """
 
     init: Callable[[Any], dict[str, Any]]
     apply: Callable[..., tuple[Any, dict[str, Any], Metrics]]
     mean: Callable[[Any, dict[str, Any]], Any]
     state_specs: Callable[[Any], Any]
-    repartition: Callable[[Any, dict[str, Any], Division], tuple[Any, dict[str, Any]]]
+    repartition: Callable[[Any, dict[str, Any], Any], tuple[Any, dict[str, Any]]]
+    of: Callable[[Any], dict[str, TableOptimizer]]
 
 
 def table_optimizer(
@@ -142,8 +150,10 @@ def table_optimizer(
             raise ConfigError("n_rows", n_rows, f"the rows of table {path}")
         return n_rows[path]
 
-    def split_of(path: str) -> Split:
-        return WHOLE if sharding is None else sharding.split(rows_of(path))
+    def split_of(path: str, slots: Mapping[str, jax.Array]) -> Split:
+        if path in slots:
+            return Split(rows_of(path))
+        return WHOLE if sharding is None else sharding.of(path).split(rows_of(path))
 
     def trained(named: Mapping[str, Any]) -> dict[str, TableOptimizer]:
         found = {}
@@ -161,21 +171,23 @@ def table_optimizer(
             path: jax.eval_shape(optimizer.init, named[path])
             for path, optimizer in trained(named).items()
         }
-        spec_of = sharding.state_spec
-        return jax.tree.map(lambda x: spec_of(x.ndim), shapes)
+        return {
+            path: jax.tree.map(lambda x, of=sharding.of(path): of.state_spec(x.ndim), x)
+            for path, x in shapes.items()
+        }
 
     def init(tables: Any) -> dict[str, Any]:
         named = flat_tables(tables)
 
         def local(named: dict[str, jax.Array]) -> dict[str, Any]:
             return {
-                path: optimizer.init(named[path], split_of(path))
+                path: optimizer.init(named[path], split_of(path, {}))
                 for path, optimizer in trained(named).items()
             }
 
         if sharding is None:
             return local(named)
-        specs = dict.fromkeys(named, sharding.spec)
+        specs = {path: sharding.of(path).spec for path in named}
         return _divided(sharding, local, (specs,), state_specs(tables))(named)
 
     def update(
@@ -183,19 +195,19 @@ def table_optimizer(
         state: dict[str, Any],
         gradients: Gradients,
         scale: jax.Array,
+        slots: Mapping[str, jax.Array],
     ) -> tuple[dict[str, jax.Array], dict[str, Any], Metrics]:
         """The step on whole tables, or on the parts at hand."""
         optimizers = trained(named)
+        splits = {path: split_of(path, slots) for path in optimizers}
         rows = {
             path: _scaled(
-                unique_rows(
-                    gradients.get(path, ()), *named[path].shape, split=split_of(path)
-                ),
+                _summed(gradients.get(path, ()), named[path], slots.get(path), split),
                 scale,
             )
-            for path in optimizers
+            for path, split in splits.items()
         }
-        squares = {path: _square(rows[path], split_of(path)) for path in optimizers}
+        squares = {path: _square(rows[path], splits[path]) for path in optimizers}
         group = group_of(list(named))
         for i, limit in enumerate(chosen):
             members = [path for path in optimizers if group[path] == i]
@@ -208,7 +220,7 @@ def table_optimizer(
         new, new_state, metrics = dict(named), {}, {}
         for path, optimizer in optimizers.items():
             new[path], new_state[path], found = optimizer.apply(
-                rows[path], state[path], named[path], split_of(path)
+                rows[path], state[path], named[path], splits[path]
             )
             metrics[f"grad_norm/{path}"] = jnp.sqrt(squares[path])
             metrics |= {f"{name}/{path}": value for name, value in found.items()}
@@ -219,6 +231,7 @@ def table_optimizer(
         state: dict[str, Any],
         tables: Any,
         scale: Any = 1.0,
+        slots: Mapping[str, jax.Array] | None = None,
     ) -> tuple[Any, dict[str, Any], Metrics]:
         if not isinstance(gradients, Mapping):
             raise ConfigError(
@@ -237,16 +250,29 @@ def table_optimizer(
         }
         function = update
         if sharding is not None:
-            specs = dict.fromkeys(named, sharding.spec)
+            ways = {path: sharding.of(path) for path in named}
+            gradients = {
+                path: tuple(ways[path].gradient(found) for found in gradients[path])
+                for path in gradients
+            }
+
+            def of_parts(named: Any, state: Any, gradients: Any, *rest: Any) -> Any:
+                gradients = {
+                    path: tuple(ways[path].at_hand(found) for found in gradients[path])
+                    for path in gradients
+                }
+                return update(named, state, gradients, *rest)
+
+            specs = {path: way.spec for path, way in ways.items()}
             states = state_specs(tables)
             whole = PartitionSpec()
             function = _divided(
                 sharding,
-                update,
-                (specs, states, whole, whole),
+                of_parts,
+                (specs, states, PartitionSpec(BATCH_AXES), whole, whole),
                 (specs, states, whole),
             )
-        named, state, metrics = function(named, state, gradients, scale)
+        named, state, metrics = function(named, state, gradients, scale, slots or {})
         return unflat_tables(tables, named), state, metrics
 
     def mean(tables: Any, state: dict[str, Any]) -> Any:
@@ -258,33 +284,46 @@ def table_optimizer(
         return unflat_tables(tables, named | means)
 
     def repartition(
-        tables: Any, state: dict[str, Any], old: Division
+        tables: Any, state: dict[str, Any], old: Division | Mapping[str, Division]
     ) -> tuple[Any, dict[str, Any]]:
         named = flat_tables(tables)
-        new = Division() if sharding is None else sharding.division
-        place = jnp.asarray if sharding is None else sharding.place_state
-        one_part = old.row_parts == new.row_parts == 1
+        before = dict.fromkeys(named, old) if isinstance(old, Division) else old
+        ways = {path: None if sharding is None else sharding.of(path) for path in named}
+        after = {
+            path: way.division if way else Division() for path, way in ways.items()
+        }
         sizes = {
-            path: table.shape[0] if one_part else rows_of(path)
+            path: table.shape[0]
+            if before[path].row_parts == after[path].row_parts == 1
+            else rows_of(path)
             for path, table in named.items()
         }
         shapes: dict[str, Any] = {}
         for path, table in named.items():
             size = (sizes[path], table.shape[1])
-            if table.shape != old.shape(*size):
-                raise ShapeError(f"table {path}", table.shape, old.shape(*size))
-            shapes[path] = jax.ShapeDtypeStruct(new.shape(*size), table.dtype)
+            if table.shape != before[path].shape(*size):
+                want = before[path].shape(*size)
+                raise ShapeError(f"table {path}", table.shape, want)
+            shapes[path] = jax.ShapeDtypeStruct(after[path].shape(*size), table.dtype)
         states = jax.eval_shape(init, unflat_tables(tables, shapes))
         optimizers = trained(named)
         moved = {}
         for path, table in named.items():
-            change = Repartition(sizes[path], old, new, states.get(path))
+            way = ways[path]
+            place = jnp.asarray if way is None else way.place_state
+            change = Repartition(
+                sizes[path], before[path], after[path], states.get(path)
+            )
             named[path] = place(change.rows(table))
             if path in optimizers:
-                moved[path] = optimizers[path].repartition(state[path], change)
-        return unflat_tables(tables, named), jax.tree.map(place, moved)
+                found = optimizers[path].repartition(state[path], change)
+                moved[path] = jax.tree.map(place, found)
+        return unflat_tables(tables, named), moved
 
-    return TablesOptimizer(init, apply, mean, state_specs, repartition)
+    def of(tables: Any) -> dict[str, TableOptimizer]:
+        return trained(flat_tables(tables))
+
+    return TablesOptimizer(init, apply, mean, state_specs, repartition, of)
 
 
 def apply_updates(
@@ -339,6 +378,21 @@ def _divided(
         out_specs=out_specs,
         check_vma=False,
     )
+
+
+def _summed(
+    gradients: Sequence[RowGradient],
+    table_RW: jax.Array,
+    slots_U: jax.Array | None,
+    split: Split,
+) -> UniqueRows:
+    """The gradient of a table by row, or by slot where its ids count those."""
+    n_rows, width = table_RW.shape
+    if slots_U is None:
+        return unique_rows(gradients, n_rows, width, split=split)
+    rows = unique_rows(gradients, len(slots_U), width)
+    ids_U = slots_U.at[rows.ids_U].get(mode="fill", fill_value=n_rows)
+    return rows._replace(ids_U=ids_U)
 
 
 def _scaled(rows: UniqueRows, factor: jax.Array) -> UniqueRows:
