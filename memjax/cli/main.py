@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
@@ -48,8 +49,29 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; see `usage`."""
+    try:
+        code = _dispatch(argv)
+    except BaseException:
+        if not _failed_among_several():
+            raise
+        traceback.print_exc()
+        code = 1
+    if _failed_among_several():
+        from memjax.parallel.processes import leave
+
+        leave(code)
+    return code
+
+
+def _failed_among_several() -> bool:
+    """Whether this is one of several processes and must not wait for the others."""
+    processes = sys.modules.get("memjax.parallel.processes")
+    return processes is not None and processes.failed()
+
+
+def _dispatch(argv: Sequence[str] | None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
-    traceback = "--debug-errors" in argv or os.environ.get(TRACEBACK, "") not in (
+    whole = "--debug-errors" in argv or os.environ.get(TRACEBACK, "") not in (
         "",
         "0",
     )
@@ -70,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _sigterm_unwinds():
             return module.run(rest)
     except MemjaxError as error:
-        if traceback:
+        if whole:
             raise
         return _complain(str(error), getattr(error, "exit_code", 1))
     except SystemExit as stop:  # of the argument parser: 0 for help, 2 for usage
@@ -81,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # a full disk, a file in the way of a folder
-        if traceback or error.filename is None:
+        if whole or error.filename is None:
             raise
         return _complain(f"{error.filename}: {error.strerror}", 1)
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from memjax.cli.arguments import File, Flag, OptionalDir, Scale, parse_with_overrides
+from memjax.cli.process_options import ProcessOptions, joined
 from memjax.cli.sample import readable
-from memjax.cli.target import resolve
-from memjax.experiment import diff
+from memjax.cli.target import Target, resolve
+from memjax.experiment import diff, to_dict
 from memjax.experiment.cells import RESULT_FILE, read_result
 from memjax.experiment.definition import write_json
 from memjax.report.plan import plan_text
@@ -21,7 +22,7 @@ from memjax.report.results import results_table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
+class Train(ProcessOptions):
     """Train an experiment. The same command again goes on where it stopped.
 
     Any field of the experiment is an option: --train.n-steps 200,
@@ -50,29 +51,42 @@ def run(argv: Sequence[str]) -> int:
         debug=command.debug,
         overrides=overrides,
     )
-    from memjax.build.sizes import describe
-    from memjax.run import sample, train
     from memjax.train.noise import quiet_libraries
 
     quiet_libraries()
-    changes = [
-        str(change) for change in diff(target.loaded.experiment, target.experiment)
-    ]
-    print(f"{target.experiment.name}: {target.run_dir}")
-    for change in changes:
-        print(f"  {change}")
-    print(plan_text(describe(target.experiment)), flush=True)
-    earlier = read_result(target.run_dir)
-    result = train(target.experiment, target.run_dir, changes=changes)
-    if result["stopped_by"] is not None or not _is_first_process():
-        return 0  # a stopped run is saved; the loop has said how to go on
-    keep_test_scores(target.run_dir, earlier)
-    if not command.no_sample:
-        text = sample(target.run_dir, n_tokens=300)
+    with joined(command) as speaks:
+        _train(command, target, speaks)
+    return 0
+
+
+def _train(command: Train, target: Target, speaks: bool) -> None:
+    """`speaks`: this is the process that prints and writes, of one or several."""
+    import jax
+
+    from memjax.build.sizes import describe
+    from memjax.parallel.processes import agree
+    from memjax.run import sample, train
+
+    experiment, run_dir = target.experiment, target.run_dir
+    agree("experiment", {**to_dict(experiment), "run_dir": str(run_dir)})
+    changes = [str(change) for change in diff(target.loaded.experiment, experiment)]
+    if speaks:
+        print(f"{experiment.name}: {run_dir}")
+        for change in changes:
+            print(f"  {change}")
+        print(plan_text(describe(experiment)), flush=True)
+    earlier = read_result(run_dir)
+    result = train(experiment, run_dir, changes=changes)
+    if result["stopped_by"] is not None or not speaks:
+        return  # a stopped run is saved; the loop has said how to go on
+    keep_test_scores(run_dir, earlier)
+    if not command.no_sample and jax.process_count() > 1:
+        print(f"\nfor a sample, in one process: memjax sample {run_dir}")
+    elif not command.no_sample:
+        text = sample(run_dir, n_tokens=300)
         print(f"\na sample:\n{readable(text)}")
     print(f"\n{results_table(result)}\n")
-    print(f"run folder: {target.run_dir}")
-    return 0
+    print(f"run folder: {run_dir}")
 
 
 def keep_test_scores(run_dir: Path, earlier: Mapping[str, Any] | None) -> None:
@@ -86,9 +100,3 @@ def keep_test_scores(run_dir: Path, earlier: Mapping[str, Any] | None) -> None:
     marks = {name: earlier[name] for name in earlier if name.startswith("test")}
     if marks:
         write_json(run_dir / RESULT_FILE, result | marks)
-
-
-def _is_first_process() -> bool:
-    import jax
-
-    return jax.process_index() == 0
