@@ -109,7 +109,8 @@ def abstract_state(
         seed: as in `init_state`; only its key's shape matters here.
     """
     build = _builder(init_params, transform, ema, tables, model_state)
-    shapes = jax.eval_shape(build, jax.random.key(seed))
+    # A key of its own would start a backend.
+    shapes = jax.eval_shape(build, jax.eval_shape(lambda: jax.random.key(seed)))
     if placement is None:
         shardings = jax.tree.map(lambda _: replicated(mesh), shapes)
     else:
