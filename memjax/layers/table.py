@@ -12,7 +12,6 @@ Collections: "tables" holds tables in mode "rows", "tables_fp8" those in mode "f
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,14 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from memjax.errors import ConfigError, ShapeError
-from memjax.ops.embedding_bag import (
-    check_weights,
-    embedding_bag,
-    gather_rows,
-    row_ids,
-    weighted_sums,
-)
-from memjax.ops.fp8 import dequantize_rows, quantize_rows
+from memjax.ops.embedding_bag import embedding_bag, gather_rows, row_ids
+from memjax.ops.fp8 import dequantize_rows, fp8_bag, quantize_rows
 from memjax.ops.rows import store, value_dtype
 from memjax.parallel.row_sharding import RowSharding
 
@@ -105,7 +98,7 @@ class Table:
         """Weighted sums [..., W] of the rows ids [..., K], float32 or wider."""
         ids = row_ids(ids, self.n_rows)
         if self.scales is not None:
-            value = _fp8_bag(self.stored, self.scales, ids, weights)
+            value = fp8_bag(self.stored, self.scales, ids, weights)
         elif self.sharding is not None:
             value = self.sharding.bag(self.stored, ids, weights, self.n_rows)
         else:
@@ -246,21 +239,6 @@ def _declare_fp8(
         if got != want:
             raise ShapeError(f"table {path}{part}", got, want)
     return Table(codes, n_rows, path, "fp8", None, scales=scales)
-
-
-def _fp8_bag(
-    codes_RW: jax.Array, scales_RB: jax.Array, ids: jax.Array, weights: jax.Array
-) -> jax.Array:
-    """As `embedding_bag`; the gradient is that of the weights alone."""
-    check_weights(ids, weights)
-    flat = (math.prod(ids.shape[:-1]), ids.shape[-1])
-    sums_NW = weighted_sums(
-        codes_RW,
-        ids.reshape(flat),
-        weights.reshape(flat),
-        lambda codes, ids: dequantize_rows(codes, scales_RB, ids),
-    )
-    return sums_NW.reshape(*ids.shape[:-1], codes_RW.shape[1])
 
 
 def check_fp8_width(field: str, width: int) -> None:

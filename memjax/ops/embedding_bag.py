@@ -7,6 +7,7 @@ Why: an id outside the table must be seen, the plain formulations of a weighted 
 When not: writing rows; see `rows` and the table optimizers.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +19,9 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from memjax.errors import DataError, ShapeError
+from memjax.ops import bag_kernels
 from memjax.ops.row_gradient import RowGradient, dense_gradient, unique_rows
-from memjax.ops.rows import load, value_dtype
+from memjax.ops.rows import get_rows, load, value_dtype
 
 ReadRows = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -101,21 +103,25 @@ def _gather_backward(saved: Any, cotangent: jax.Array) -> tuple[jax.Array, None]
 _gather_narrow.defvjp(_gather_forward, _gather_backward)
 
 
-def embedding_bag(table_RW: jax.Array, ids: Any, weights: jax.Array) -> jax.Array:
+def embedding_bag(
+    table_RW: jax.Array, ids: Any, weights: jax.Array, kernel: str = "auto"
+) -> jax.Array:
     """Weighted sums of rows: out = sum over k of weights_k * table[ids_k].
 
     Args:
         table_RW: rows x width; uint16 holds the bits of bfloat16.
         ids: integers [..., K]; of the host: checked (`row_ids`).
         weights: float [..., K].
+        kernel: the program that reads, see `ops.bag_kernels`; one of its KERNELS.
 
     Returns:
         [..., W] in float32, or wider for wider inputs, summed in that dtype in the
-        order of k. An id outside the table makes its sum NaN, whatever its weight;
-        K = 0 gives zeros.
+        order of k (kernels: eight rows at a time). An id outside the table makes its
+        sum NaN, whatever its weight; K = 0 gives zeros.
 
     Raises:
         ShapeError: ids and weights differ in shape.
+        ConfigError: a kernel was named that is none, or cannot read this table.
 
     Cost: K reads of W entries a token. Backward: the rows are read once more for the
         weights; the table's gradient is summed by unique row and is a whole table, so
@@ -124,7 +130,7 @@ def embedding_bag(table_RW: jax.Array, ids: Any, weights: jax.Array) -> jax.Arra
     ids = row_ids(ids, table_RW.shape[0])
     check_weights(ids, weights)
     flat = (math.prod(ids.shape[:-1]), ids.shape[-1])
-    sums_NW = _bag(table_RW, ids.reshape(flat), weights.reshape(flat))
+    sums_NW: Any = _bag(kernel, table_RW, ids.reshape(flat), weights.reshape(flat))
     return sums_NW.reshape(*ids.shape[:-1], table_RW.shape[1])
 
 
@@ -140,12 +146,36 @@ def weighted_sums(
     table_RW: jax.Array,
     ids_NK: jax.Array,
     weights_NK: jax.Array,
-    read: ReadRows = gather_rows,
+    *,
+    nan_outside: bool = True,
+    kernel: str = "auto",
 ) -> jax.Array:
     """The sums of `embedding_bag` for ids [N, K], without a gradient rule.
 
-    `read` gives rows for ids: it decides what stands for ids outside the table.
+    With `nan_outside` False an id outside the table counts nothing.
     """
+    plain = _nan_sums if nan_outside else _zero_sums
+    return bag_kernels.bag_sums(
+        kernel, plain, (table_RW,), ids_NK, weights_NK, nan_outside=nan_outside
+    )
+
+
+def _nan_sums(
+    table: bag_kernels.Table, ids_NK: jax.Array, weights_NK: jax.Array
+) -> jax.Array:
+    return plain_sums(table[0], ids_NK, weights_NK, gather_rows)
+
+
+def _zero_sums(
+    table: bag_kernels.Table, ids_NK: jax.Array, weights_NK: jax.Array
+) -> jax.Array:
+    return plain_sums(table[0], ids_NK, weights_NK, get_rows)
+
+
+def plain_sums(
+    table_RW: jax.Array, ids_NK: jax.Array, weights_NK: jax.Array, read: ReadRows
+) -> jax.Array:
+    """Weighted sums in XLA's terms; `read` gives rows for ids."""
     n_reads, n_rows_read = ids_NK.shape
     dtype = jnp.result_type(value_dtype(table_RW), weights_NK, jnp.float32)
 
@@ -175,9 +205,33 @@ def weights_gradient(
     table_RW: jax.Array,
     ids_NK: jax.Array,
     cotangent_NW: jax.Array,
-    read: ReadRows = gather_rows,
+    *,
+    nan_outside: bool = True,
+    kernel: str = "auto",
 ) -> jax.Array:
     """Gradient [N, K] of the weights: products of the cotangent and the rows read."""
+    plain = _nan_products if nan_outside else _zero_products
+    return bag_kernels.bag_weights(
+        kernel, plain, (table_RW,), ids_NK, cotangent_NW, nan_outside=nan_outside
+    ).astype(cotangent_NW.dtype)
+
+
+def _nan_products(
+    table: bag_kernels.Table, ids_NK: jax.Array, cotangent_NW: jax.Array
+) -> jax.Array:
+    return plain_products(table[0], ids_NK, cotangent_NW, gather_rows)
+
+
+def _zero_products(
+    table: bag_kernels.Table, ids_NK: jax.Array, cotangent_NW: jax.Array
+) -> jax.Array:
+    return plain_products(table[0], ids_NK, cotangent_NW, get_rows)
+
+
+def plain_products(
+    table_RW: jax.Array, ids_NK: jax.Array, cotangent_NW: jax.Array, read: ReadRows
+) -> jax.Array:
+    """The gradient of the weights in XLA's terms; `read` gives rows for ids."""
 
     def of_token(token: tuple[jax.Array, jax.Array]) -> jax.Array:
         ids_K, cotangent_W = token
@@ -187,12 +241,16 @@ def weights_gradient(
     return lax.map(of_token, (ids_NK, cotangent_NW), batch_size=_TOKENS_AT_A_TIME)
 
 
-@jax.custom_vjp
-def _bag(table_RW: jax.Array, ids_NK: jax.Array, weights_NK: jax.Array) -> jax.Array:
-    return weighted_sums(table_RW, ids_NK, weights_NK)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _bag(
+    kernel: str, table_RW: jax.Array, ids_NK: jax.Array, weights_NK: jax.Array
+) -> jax.Array:
+    return weighted_sums(table_RW, ids_NK, weights_NK, kernel=kernel)
 
 
-def _bag_forward(table_RW: Any, ids_NK: Any, weights_NK: Any) -> tuple[jax.Array, Any]:
+def _bag_forward(
+    kernel: str, table_RW: Any, ids_NK: Any, weights_NK: Any
+) -> tuple[jax.Array, Any]:
     """Keeps the table for the gradient of the weights, and the weights for its own.
 
     Each is None where that gradient is not asked for: nothing of the size of the table
@@ -206,33 +264,37 @@ def _bag_forward(table_RW: Any, ids_NK: Any, weights_NK: Any) -> tuple[jax.Array
         jnp.zeros((table_RW.value.shape[0], 0), table_RW.value.dtype),
         jnp.zeros(0, weights_NK.value.dtype),
     )
-    return weighted_sums(*values), kept
+    return weighted_sums(*values, kernel=kernel), kept
 
 
-def _bag_backward(saved: Any, cotangent_NW: Any) -> tuple[Any, None, Any]:
+def _bag_backward(kernel: str, saved: Any, cotangent_NW: Any) -> tuple[Any, None, Any]:
     if isinstance(cotangent_NW, SymbolicZero):
         return None, None, None
     table_RW, ids_NK, weights_NK, like_R0, like_0 = saved
     table_bar_RW = weights_bar_NK = None
     if table_RW is not None:
-        weights_bar_NK = weights_gradient(table_RW, ids_NK, cotangent_NW)
+        weights_bar_NK = weights_gradient(table_RW, ids_NK, cotangent_NW, kernel=kernel)
         weights_bar_NK = weights_bar_NK.astype(like_0.dtype)
     if weights_NK is not None:
         gradient = RowGradient(ids_NK, weights_NK, cotangent_NW)
-        table_bar_RW = _table_gradient(gradient, len(like_R0)).astype(like_R0.dtype)
+        table_bar_RW = _table_gradient(gradient, len(like_R0), kernel)
+        table_bar_RW = table_bar_RW.astype(like_R0.dtype)
     return table_bar_RW, None, weights_bar_NK
 
 
 _bag.defvjp(_bag_forward, _bag_backward, symbolic_zeros=True)
 
 
-def _table_gradient(gradient: RowGradient, n_rows: int) -> jax.Array:
+def _table_gradient(
+    gradient: RowGradient, n_rows: int, kernel: str = "auto"
+) -> jax.Array:
     """The gradient of a table as a whole table, float32 or wider."""
     width = gradient.cotangent.shape[-1]
     if gradient.n_reads == 0:
         dtype = jnp.result_type(gradient.cotangent, jnp.float32)
         return jnp.zeros((n_rows, width), dtype)
-    return dense_gradient(unique_rows([gradient], n_rows, width), n_rows)
+    rows = unique_rows([gradient], n_rows, width, kernel=kernel)
+    return dense_gradient(rows, n_rows)
 
 
 def _nan(table_RW: jax.Array) -> Any:

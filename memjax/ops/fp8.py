@@ -1,7 +1,7 @@
 """Tables of 8-bit floats with a power-of-two scale per block of a row.
 
-What: `quantize_rows`, from a trained table to codes and scales; `dequantize_rows`,
-    which reads rows of them; the values of all codes.
+What: `quantize_rows`, from a trained table to codes and scales; `dequantize_rows` and
+    `fp8_bag`, which read rows of them and weighted sums; the values of all codes.
 Why: half the memory of bfloat16 where a table is only read; published in this form.
 When not: training; the master table stays float32 or bfloat16 and is quantised again.
 
@@ -14,7 +14,8 @@ and the read. How its tables were quantised is not published; the rule here is t
 public transcriptions of its activation quantiser (act_quant).
 """
 
-from functools import cache
+import math
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -23,7 +24,13 @@ import numpy as np
 from jax import lax
 
 from memjax.errors import ConfigError, DataError, ShapeError
-from memjax.ops.embedding_bag import row_ids
+from memjax.ops import bag_kernels
+from memjax.ops.embedding_bag import (
+    check_weights,
+    plain_products,
+    plain_sums,
+    row_ids,
+)
 from memjax.ops.rows import load
 
 LARGEST = 448.0
@@ -103,13 +110,16 @@ def quantize_rows(table_RW: Any, block: int = 32) -> tuple[jax.Array, jax.Array]
     return codes_RW, scales_RB.astype(jnp.uint8)
 
 
-def dequantize_rows(codes_RW: Any, scales_RB: Any, ids: Any) -> jax.Array:
+def dequantize_rows(
+    codes_RW: Any, scales_RB: Any, ids: Any, kernel: str = "auto"
+) -> jax.Array:
     """Rows of a quantised table: bfloat16(code * scale).
 
     Args:
         codes_RW: uint8 [R, W].
         scales_RB: uint8 [R, B], B a divisor of W.
         ids: integers [...]; of the host: checked.
+        kernel: the program that reads, see `bag_kernels`; one of its KERNELS.
 
     Returns:
         bfloat16 [..., W], for every pair of codes the float32 product rounded to
@@ -123,6 +133,85 @@ def dequantize_rows(codes_RW: Any, scales_RB: Any, ids: Any) -> jax.Array:
     Cost: a read of W + B bytes an id, and of 2 bytes an entry from a table of 128 KiB;
         on a CPU no slower than the same rows in bfloat16.
     """
+    table = _checked(codes_RW, scales_RB)
+    ids = row_ids(ids, len(table[0]))
+    rows_PW = bag_kernels.fp8_rows(kernel, _plain_rows, table, ids.reshape(-1))
+    return rows_PW.reshape(*ids.shape, table[0].shape[1])
+
+
+def fp8_bag(
+    codes_RW: Any, scales_RB: Any, ids: Any, weights: jax.Array, kernel: str = "auto"
+) -> jax.Array:
+    """Weighted sums of rows of a quantised table.
+
+    Args:
+        codes_RW, scales_RB, kernel: as of `dequantize_rows`.
+        ids: integers [..., K]; of the host: checked.
+        weights: float [..., K].
+
+    Returns:
+        What `embedding_bag` gives for the rows of `dequantize_rows`. The gradient is
+        that of the weights alone.
+
+    Raises:
+        DataError, ShapeError: as `dequantize_rows` and `embedding_bag`.
+
+    Cost: K reads of W + B bytes a token, and as many again for the gradient.
+    """
+    table = _checked(codes_RW, scales_RB)
+    ids = row_ids(ids, len(table[0]))
+    check_weights(ids, weights)
+    flat = (math.prod(ids.shape[:-1]), ids.shape[-1])
+    sums_NW: Any = _bag(kernel, table, ids.reshape(flat), weights.reshape(flat))
+    return sums_NW.reshape(*ids.shape[:-1], table[0].shape[1])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _bag(
+    kernel: str, table: bag_kernels.Table, ids_NK: jax.Array, weights_NK: jax.Array
+) -> jax.Array:
+    return bag_kernels.bag_sums(
+        kernel, _plain_sums, table, ids_NK, weights_NK, nan_outside=True
+    )
+
+
+def _bag_forward(
+    kernel: str, table: bag_kernels.Table, ids_NK: jax.Array, weights_NK: jax.Array
+) -> tuple[jax.Array, Any]:
+    like_0 = jnp.zeros(0, weights_NK.dtype)
+    return _bag(kernel, table, ids_NK, weights_NK), (table, ids_NK, like_0)
+
+
+def _bag_backward(
+    kernel: str, saved: Any, cotangent_NW: jax.Array
+) -> tuple[None, None, jax.Array]:
+    table, ids_NK, like_0 = saved
+    weights_bar_NK = bag_kernels.bag_weights(
+        kernel, _plain_products, table, ids_NK, cotangent_NW, nan_outside=True
+    )
+    return None, None, weights_bar_NK.astype(like_0.dtype)
+
+
+_bag.defvjp(_bag_forward, _bag_backward)
+
+
+def _plain_sums(
+    table: bag_kernels.Table, ids_NK: jax.Array, weights_NK: jax.Array
+) -> jax.Array:
+    return plain_sums(table[0], ids_NK, weights_NK, _reader(table))
+
+
+def _plain_products(
+    table: bag_kernels.Table, ids_NK: jax.Array, cotangent_NW: jax.Array
+) -> jax.Array:
+    return plain_products(table[0], ids_NK, cotangent_NW, _reader(table))
+
+
+def _reader(table: bag_kernels.Table) -> Any:
+    return lambda codes_RW, ids: _plain_rows((codes_RW, table[1]), ids)
+
+
+def _checked(codes_RW: Any, scales_RB: Any) -> bag_kernels.Table:
     codes_RW, scales_RB = jnp.asarray(codes_RW), jnp.asarray(scales_RB)
     for name, array in (("codes", codes_RW), ("scales", scales_RB)):
         if array.dtype != jnp.uint8:
@@ -130,14 +219,18 @@ def dequantize_rows(codes_RW: Any, scales_RB: Any, ids: Any) -> jax.Array:
     (n_rows, width), n_blocks = codes_RW.shape, scales_RB.shape[-1]
     if scales_RB.shape != (n_rows, n_blocks) or not n_blocks or width % n_blocks:
         raise ShapeError("scales", scales_RB.shape, (n_rows, f"a divisor of {width}"))
-    ids = row_ids(ids, n_rows)
+    return codes_RW, scales_RB
+
+
+def _plain_rows(table: bag_kernels.Table, ids: jax.Array) -> jax.Array:
     codes, scales = (
         stored.at[ids].get(
             mode="fill", fill_value=_NAN_CODE, wrap_negative_indices=False
         )
-        for stored in (codes_RW, scales_RB)
+        for stored in table
     )
-    scales = jnp.repeat(scales, width // n_blocks, axis=-1)
+    block = codes.shape[-1] // scales.shape[-1]
+    scales = jnp.repeat(scales, block, axis=-1)
     pairs = codes.astype(jnp.int32) * 256 + scales
     return lax.bitcast_convert_type(jnp.asarray(_products())[pairs], jnp.bfloat16)
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from memjax.errors import ConfigError, DataError, ShapeError
+from memjax.ops import bag_kernels
 from memjax.ops.split import WHOLE, Split
 
 
@@ -104,6 +105,7 @@ def unique_rows(
     *,
     split: Split = WHOLE,
     block_reads: int = 1024,
+    kernel: str = "auto",
 ) -> UniqueRows:
     """Sum the gradients of all reads by row, in float32, in a fixed order.
 
@@ -116,7 +118,8 @@ def unique_rows(
         n_rows: rows of the table at hand. Reads of other rows are left out.
         width: columns of the table at hand.
         split: the part of the table; ids and cotangents are those of the whole table.
-        block_reads: reads that are added at a time.
+        block_reads: reads that are added at a time, in XLA's form.
+        kernel: the program that adds, see `ops.bag_kernels`; one of its KERNELS.
 
     Returns:
         UniqueRows with min(reads, n_rows) entries; ids count from the first row at
@@ -125,6 +128,7 @@ def unique_rows(
     Raises:
         ShapeError: the axes of ids, weights and cotangent do not fit.
         DataError: ids are not integers.
+        ConfigError: a kernel was named that is none, or cannot add these.
 
     Cost: a sort of the reads, one read of the cotangents per (read, row) pair, one
         write per pair. The same input gives the same bits; on accelerators the sums of
@@ -137,10 +141,9 @@ def unique_rows(
     n_reads = sum(gradient.n_reads for gradient in flat)
     capacity = min(n_reads, n_rows)
     dtype = jnp.result_type(jnp.float32, *(g.cotangent.dtype for g in flat))
-    sums_UW = jnp.zeros((capacity, width), dtype)
     if capacity == 0:
-        empty = jnp.zeros((capacity,), jnp.int32)
-        return UniqueRows(empty, sums_UW, jnp.zeros((), jnp.int32))
+        empty = jnp.zeros((0,), jnp.int32), jnp.zeros((0, width), dtype)
+        return UniqueRows(*empty, jnp.zeros((), jnp.int32))
 
     # Every read is (row, where its cotangent is, its weight), over all call sites.
     ids_P = jnp.concatenate([g.ids.reshape(-1) for g in flat])
@@ -174,9 +177,37 @@ def unique_rows(
     n_inside = jnp.sum(inside_P, dtype=jnp.int32)
     count = jnp.sum(inside_P & starts_P, dtype=jnp.int32)
 
+    sums_UW = bag_kernels.row_sums(
+        kernel,
+        _block_sums,
+        (capacity, block_reads),
+        slot_P,
+        order_P,
+        reads_P,
+        weights_P,
+        cotangent_NW,
+        n_inside,
+    )
+    return UniqueRows(ids_U, sums_UW, count)
+
+
+def _block_sums(
+    n_slots: int,
+    block_reads: int,
+    slot_P: jax.Array,
+    order_P: jax.Array,
+    reads_P: jax.Array,
+    weights_P: jax.Array | None,
+    cotangent_NW: jax.Array,
+    n_inside: jax.Array,
+) -> jax.Array:
+    """The sums of sorted reads in XLA's terms; see `bag_kernels.row_sums`."""
+    n_reads = len(slot_P)
+    dtype = jnp.result_type(jnp.float32, cotangent_NW.dtype)
+    sums_UW = jnp.zeros((n_slots, cotangent_NW.shape[1]), dtype)
     size = min(block_reads, n_reads)
     padding = -n_reads % size
-    slot_P = jnp.pad(slot_P, (0, padding), constant_values=capacity)
+    slot_P = jnp.pad(slot_P, (0, padding), constant_values=n_slots)
     order_P = jnp.pad(order_P, (0, padding))
 
     def add_block(i: jax.Array, sums_UW: jax.Array) -> jax.Array:
@@ -188,8 +219,7 @@ def unique_rows(
         return _add_sorted(sums_UW, slot_B, part_BW)
 
     # Reads of other rows sort last, so the blocks end with the last read inside.
-    sums_UW = lax.fori_loop(0, (n_inside + size - 1) // size, add_block, sums_UW)
-    return UniqueRows(ids_U, sums_UW, count)
+    return lax.fori_loop(0, (n_inside + size - 1) // size, add_block, sums_UW)
 
 
 def _add_sorted(sums_UW: jax.Array, slot_B: jax.Array, part_BW: jax.Array) -> jax.Array:
@@ -238,7 +268,7 @@ def _flat(gradient: RowGradient, split: Split, width: int) -> RowGradient:
         raise ShapeError("weights", weights.shape, ids.shape)
     n_rows_read = ids.shape[-1]
     cotangent = cotangent.reshape(-1, cotangent.shape[-1])
-    if split.column_axis is not None:
+    if split.column_axis is not None and cotangent.shape[-1] != width:
         first = split.first_column(width)
         cotangent = lax.dynamic_slice_in_dim(cotangent, first, width, axis=1)
     if cotangent.shape[-1] != width:

@@ -210,7 +210,7 @@ class RowSharding:
         """The weighted sums over all parts."""
         flat = (math.prod(ids.shape[:-1]), ids.shape[-1])
         local = self._local(n_rows, table_RW, ids).reshape(flat)
-        sums = weighted_sums(table_RW, local, weights.reshape(flat), get_rows)
+        sums = weighted_sums(table_RW, local, weights.reshape(flat), nan_outside=False)
         sums = sums.reshape(*ids.shape[:-1], table_RW.shape[1])
         if self.by == "rows":
             sums = lax.psum(sums, self.axis)
@@ -226,7 +226,7 @@ class RowSharding:
             table_RW,
             self._local(n_rows, table_RW, ids).reshape(n_tokens, ids.shape[-1]),
             cotangent.reshape(n_tokens, cotangent.shape[-1]),
-            get_rows,
+            nan_outside=False,
         )
         products = lax.psum(products.reshape(ids.shape), self.axis)
         return jnp.where(_inside(ids, n_rows), products, jnp.nan)

@@ -184,7 +184,7 @@ def test_no_array_of_tokens_by_reads_by_width() -> None:
     ids = jnp.zeros((n_tokens, n_read), jnp.int32)
 
     def loss(table: jax.Array, weights: jax.Array) -> jax.Array:
-        return jnp.sum(embedding_bag(table, ids, weights) ** 2)
+        return jnp.sum(embedding_bag(table, ids, weights, "xla") ** 2)
 
     args = (jnp.ones((11, width)), jnp.ones((n_tokens, n_read)))
     traced = jax.jit(jax.grad(loss, argnums=(0, 1))).trace(*args)
@@ -206,7 +206,7 @@ def test_a_gradient_that_stops_at_the_table_is_not_formed() -> None:
         """Lines of the gradient's program that make something like the table."""
 
         def loss(weights: jax.Array, table: jax.Array) -> jax.Array:
-            return embedding_bag(table_of(table), ids, weights).sum()
+            return embedding_bag(table_of(table), ids, weights, "xla").sum()
 
         gradient = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(weights, table)
         lines = str(gradient).splitlines()

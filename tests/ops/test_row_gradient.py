@@ -155,9 +155,11 @@ def test_shapes_that_do_not_fit(change, name):
 def test_no_int64_and_no_matrix_of_all_reads():
     """The expanded reads x width never exist, nor do 64-bit integers."""
     gradient = reads((64, 32), 0, 50)
-    text = str(
-        jax.make_jaxpr(lambda g: unique_rows([g], 50, WIDTH, block_reads=128))(gradient)
-    )
+
+    def sums(gradient):
+        return unique_rows([gradient], 50, WIDTH, block_reads=128, kernel="xla")
+
+    text = str(jax.make_jaxpr(sums)(gradient))
     assert "i64" not in text
     assert f"[{64 * 32},{WIDTH}]" not in text
     assert f"[128,{WIDTH}]" in text
