@@ -7,7 +7,6 @@ When not: making the model or running it; `memjax.build` and `memjax.run` do tha
 
 import hashlib
 import json
-import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from memjax.models.parameter_axes import parameter_axes
 from memjax.models.parameters import abstract_params
 from memjax.optim.config import OptimConfig
 from memjax.optim.labels import path_name
-from memjax.parallel.logical_axes import AXES, BATCH_AXES, LogicalRules
+from memjax.parallel.logical_axes import AXES, LogicalRules
 from memjax.parallel.mesh import MeshConfig
 from memjax.train.config import TrainConfig
 
@@ -79,7 +78,7 @@ class Experiment:
         sizes = {name: getattr(self.mesh, name) for name in AXES}
         if n_devices is not None:
             sizes = self.mesh.sizes(n_devices)
-        self._check_batch(math.prod(max(sizes[name], 1) for name in BATCH_AXES))
+        self._check_batch(max(sizes["data"], 1) * max(sizes["fsdp"], 1))
         self._check_model_axes({name: max(size, 1) for name, size in sizes.items()})
         self._check_table_axis(n_devices)
         self._check_vocabulary()
@@ -90,7 +89,7 @@ class Experiment:
         if rows % parts:
             allowed = f"a divisor of data.batch_size = {rows}"
             raise ConfigError("train.accumulate_steps", parts, allowed)
-        product = "mesh.data * mesh.fsdp * mesh.table"
+        product = "mesh.data * mesh.fsdp"
         if rows % (shards * parts):
             product = f"{product} * train.accumulate_steps = {shards * parts}"
             raise ConfigError("data.batch_size", rows, f"a multiple of {product}")

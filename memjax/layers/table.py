@@ -197,13 +197,12 @@ def declare_table(
     if mode == "dense":
         stored = module.param(name, init, (n_rows, width), dtype)
         return Table(stored, n_rows, path, mode, None)
+    sharding = None if sharding is None else sharding.of(path)
     shape = (n_rows, width) if sharding is None else sharding.shape(n_rows, width)
 
     def make() -> jax.Array:
         values = store(init(module.make_rng("params"), (n_rows, width), dtype))
-        return jnp.pad(
-            values, [(0, a - b) for a, b in zip(shape, values.shape, strict=True)]
-        )
+        return values if sharding is None else sharding.division.spread(values, n_rows)
 
     stored = module.variable(TABLES, name, make).value
     if stored.shape != shape:

@@ -136,7 +136,8 @@ class LanguageModel(nn.Module):
                 jnp.arange(tokens_BT.shape[1]), tokens_BT.shape
             )
         embedding_VD = self._vectors("embedding", config.d_model**-0.5)
-        h_BTD = embedding_VD.at[tokens_BT].get(
+        used_VD = constrain(self.activations, embedding_VD, "vocab")
+        h_BTD = used_VD.at[tokens_BT].get(
             mode="fill", fill_value=jnp.nan, wrap_negative_indices=False
         ) * (config.d_model**0.5)
         h_BTD = constrain(self.activations, h_BTD.astype(dtypes.compute), "batch")
@@ -192,7 +193,8 @@ class LanguageModel(nn.Module):
             arguments = (*places, ids, inputs, train, drop_memory, piece, source)
             carried = self._run(start, length, here, carried, arguments)
         h_BTD = _last(n_run if last is None else last, self._collapsed(*carried))
-        logits_BTV = self._head("head", "final_norm", h_BTD, embedding_VD)
+        tied_VD = embedding_VD if config.tie_embeddings else None
+        logits_BTV = self._head("head", "final_norm", h_BTD, tied_VD)
         if config.arrangement == "probability" and not drop_memory:
             (memory,) = config.memories
             inputs = inputs_of(config.n_layers, memory)
@@ -366,14 +368,12 @@ class LanguageModel(nn.Module):
     def _head(self, head: str, norm: str, h_BTD: Array, tied_VD: Array | None) -> Array:
         config, dtypes = self.config, Dtypes.of(self.config.precision)
         h_BTD = self._norm(norm, h_BTD)
-        if config.tie_embeddings and tied_VD is not None:
-            weight_VD = tied_VD
-        else:
-            weight_VD = self._vectors(head, 1 / config.d_model)
+        if tied_VD is None:
+            tied_VD = self._vectors(head, 1 / config.d_model)
         logits_BTV = jnp.einsum(
             "btd,vd->btv",
             h_BTD,
-            weight_VD.astype(dtypes.compute),
+            tied_VD.astype(dtypes.compute),
             preferred_element_type=dtypes.accumulation,
         )
         logits_BTV = constrain(self.activations, logits_BTV, "batch", None, "vocab")

@@ -20,11 +20,14 @@ class Split:
         n_rows: rows of the whole table without padding; None: those at hand.
         row_axis: name of the mesh axis that divides the rows; None: not divided.
         column_axis: the same for the columns. At most one of the two is set.
+        bounds: first row of each part, and the rows of the table, where parts hold
+            different numbers of rows beside their padding; None: n_rows each, in order.
     """
 
     n_rows: int | None = None
     row_axis: str | None = None
     column_axis: str | None = None
+    bounds: tuple[int, ...] | None = None
 
     def sum_over_rows(self, partial: jax.Array) -> jax.Array:
         """A sum over the rows at hand, made a sum over all rows."""
@@ -48,7 +51,10 @@ class Split:
         """Number of the first row at hand, where every part holds `n_local` rows."""
         if self.row_axis is None:
             return jnp.zeros((), jnp.int32)
-        return lax.axis_index(self.row_axis).astype(jnp.int32) * n_local
+        part = lax.axis_index(self.row_axis).astype(jnp.int32)
+        if self.bounds is None:
+            return part * n_local
+        return jnp.asarray(self.bounds, jnp.int32)[part]
 
     def local_ids(self, ids: jax.Array, n_local: int) -> jax.Array:
         """Row ids of the whole table as ids of the `n_local` rows at hand.
@@ -56,6 +62,8 @@ class Split:
         Ids of other rows, of padding rows and outside the table become `n_local`.
         """
         end = n_local if self.n_rows is None else self.n_rows
+        if self.bounds is not None and self.row_axis is not None:
+            end = jnp.asarray(self.bounds, jnp.int32)[lax.axis_index(self.row_axis) + 1]
         local = ids - self.first_row(n_local)
         mine = (ids >= 0) & (ids < end) & (local >= 0) & (local < n_local)
         return jnp.where(mine, local, n_local)

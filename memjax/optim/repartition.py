@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from memjax.errors import ShapeError
-from memjax.parallel.row_sharding import Division
+from memjax.parallel.division import Division
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,15 @@ class Repartition:
         want = self.old.padded(self.n_rows)
         if host.ndim == 0 or host.shape[0] != want:
             raise ShapeError("array by rows", host.shape, (want, "..."))
-        n_new = self.new.padded(self.n_rows) - self.n_rows
-        if n_new == want - self.n_rows:
+        if self.same_rows:
             return host
-        padding = [(0, n_new), *((0, 0),) * (host.ndim - 1)]
-        return np.pad(host[: self.n_rows], padding)
+        return self.new.spread(self.old.joined(host, self.n_rows), self.n_rows)
+
+    @property
+    def same_rows(self) -> bool:
+        """Whether the rows are stored where they were."""
+        bounds = [part.bounds(self.n_rows) for part in (self.old, self.new)]
+        return bounds[0] == bounds[1]
 
 
 def repartition_rows(state: Any, change: Repartition) -> Any:

@@ -9,7 +9,7 @@ When not: dense weights; optax has `partition` for those.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -171,10 +171,7 @@ def table_optimizer(
             path: jax.eval_shape(optimizer.init, named[path])
             for path, optimizer in trained(named).items()
         }
-        return {
-            path: jax.tree.map(lambda x, of=sharding.of(path): of.state_spec(x.ndim), x)
-            for path, x in shapes.items()
-        }
+        return {path: sharding.of(path).state_specs(x) for path, x in shapes.items()}
 
     def init(tables: Any) -> dict[str, Any]:
         named = flat_tables(tables)
@@ -288,32 +285,24 @@ def table_optimizer(
     ) -> tuple[Any, dict[str, Any]]:
         named = flat_tables(tables)
         before = dict.fromkeys(named, old) if isinstance(old, Division) else old
-        ways = {path: None if sharding is None else sharding.of(path) for path in named}
-        after = {
-            path: way.division if way else Division() for path, way in ways.items()
-        }
-        sizes = {
-            path: table.shape[0]
-            if before[path].row_parts == after[path].row_parts == 1
-            else rows_of(path)
-            for path, table in named.items()
-        }
-        shapes: dict[str, Any] = {}
+        changes, shapes = {}, {}
         for path, table in named.items():
-            size = (sizes[path], table.shape[1])
-            if table.shape != before[path].shape(*size):
-                want = before[path].shape(*size)
+            was = before[path]
+            new = Division() if sharding is None else sharding.of(path).division
+            whole = was.row_parts == new.row_parts == 1
+            n_rows = table.shape[0] if whole else rows_of(path)
+            if table.shape != (want := was.shape(n_rows, table.shape[1])):
                 raise ShapeError(f"table {path}", table.shape, want)
-            shapes[path] = jax.ShapeDtypeStruct(after[path].shape(*size), table.dtype)
+            shape = new.shape(n_rows, table.shape[1])
+            shapes[path] = jax.ShapeDtypeStruct(shape, table.dtype)
+            changes[path] = Repartition(n_rows, was, new, None)
         states = jax.eval_shape(init, unflat_tables(tables, shapes))
-        optimizers = trained(named)
-        moved = {}
+        optimizers, moved = trained(named), {}
         for path, table in named.items():
-            way = ways[path]
-            place = jnp.asarray if way is None else way.place_state
-            change = Repartition(
-                sizes[path], before[path], after[path], states.get(path)
-            )
+            place = jnp.asarray
+            if sharding is not None:
+                place = sharding.of(path).place_state
+            change = replace(changes[path], shapes=states.get(path))
             named[path] = place(change.rows(table))
             if path in optimizers:
                 found = optimizers[path].repartition(state[path], change)
@@ -381,7 +370,7 @@ def _divided(
 
 
 def _summed(
-    gradients: Sequence[RowGradient],
+    gradients: RowGradient | Sequence[RowGradient],
     table_RW: jax.Array,
     slots_U: jax.Array | None,
     split: Split,

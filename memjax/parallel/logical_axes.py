@@ -20,7 +20,7 @@ Rules: TypeAlias = tuple[tuple[str, str | None], ...]
 Names: TypeAlias = tuple[str | None, ...]
 
 AXES = ("data", "fsdp", "tensor", "table")
-BATCH_AXES = ("data", "fsdp", "table")  # the rows of a batch are split over these
+BATCH_AXES = ("data", "fsdp", "table")  # over which the rows of a batch are split
 RULE_AXES = ("fsdp", "tensor")
 DEFAULT_RULES: Rules = (
     ("layers", None),  # of scanned blocks
@@ -38,6 +38,19 @@ DEFAULT_RULES: Rules = (
     ("table_width", None),
 )
 _NAMES = tuple(name for name, _ in DEFAULT_RULES)
+
+
+def batch_axes(sizes: Mapping[str, int], n_rows: int) -> tuple[str, ...]:
+    """The mesh axes over which n_rows rows of a batch are split, for `mesh.shape`.
+
+    BATCH_AXES; data and fsdp alone where the rows do not divide over "table" as well
+    (the devices that hold a table together then all compute all of their rows); and
+    () where they do not divide over these either.
+    """
+    for axes in (BATCH_AXES, BATCH_AXES[:-1]):
+        if n_rows % math.prod(sizes[axis] for axis in axes) == 0:
+            return axes
+    return ()
 
 
 def check_rules(rules: Any) -> None:
@@ -148,14 +161,13 @@ class ActivationSharding:
         An axis that does not divide (a batch of one, while sampling) stays whole, and
         so do axes without a name.
         """
-        n_parts = math.prod(self.mesh.shape[axis] for axis in BATCH_AXES)
         batched = names[0] == "batch"
         rest = (None if batched else names[0], *names[1:])
         rest = (*rest, *(None,) * (x.ndim - len(names)))
         spec = self.rules.spec("an activation", rest, x.shape)
         entries: list[Any] = [*spec, *(None,) * (x.ndim - len(spec))]
-        if batched and x.shape[0] % n_parts == 0:
-            entries[0] = BATCH_AXES
+        if batched:
+            entries[0] = batch_axes(self.mesh.shape, x.shape[0]) or None
         sharding = NamedSharding(self.mesh, PartitionSpec(*entries))
         return jax.lax.with_sharding_constraint(x, sharding)
 

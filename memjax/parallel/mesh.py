@@ -15,8 +15,14 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from memjax.errors import ConfigError, DataError
-from memjax.parallel.logical_axes import AXES, BATCH_AXES, Rules, check_rules
-from memjax.parallel.row_sharding import DIVISIONS
+from memjax.parallel.division import DIVISIONS
+from memjax.parallel.logical_axes import (
+    AXES,
+    BATCH_AXES,
+    Rules,
+    batch_axes,
+    check_rules,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +43,7 @@ class MeshConfig:
             `logical_axes.DEFAULT_RULES`.
 
     At most one axis may be -1; the others are at least 1. The rows of a batch are split
-    over data, fsdp and table together.
+    over data, fsdp and table together, see `logical_axes.batch_axes`.
     """
 
     data: int = -1
@@ -144,7 +150,7 @@ def data_reader(mesh: Mesh) -> tuple[int, int]:
 
 
 def global_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Place this process's rows of a batch on the mesh, split over BATCH_AXES.
+    """Place this process's rows of a batch on the mesh, split over `batch_axes`.
 
     Args:
         mesh: the mesh.
@@ -152,7 +158,8 @@ def global_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
             float32 or narrower.
 
     Returns:
-        Global arrays, axis 0 split over data, fsdp and table, whole over tensor.
+        Global arrays, axis 0 split over data, fsdp and table, whole over tensor. In
+        one process, rows that do not divide over table are whole over it, too.
 
     Raises:
         DataError: an array of 64-bit numbers (it would wrap silently).
@@ -160,8 +167,6 @@ def global_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
     """
     _, n_readers = data_reader(mesh)
     n_parts = batch_shards(mesh.shape)
-    shards = n_parts // n_readers
-    sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     placed = {}
     for name, array in batch.items():
         array = np.asarray(array)
@@ -169,12 +174,16 @@ def global_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
             raise DataError(
                 f"batch field {name} has dtype {array.dtype}, allowed: 32 bits or fewer"
             )
-        if array.shape[0] % shards:
-            raise ConfigError(
-                "data.batch_size",
-                array.shape[0] * n_readers,
-                f"a multiple of mesh.data * mesh.fsdp * mesh.table = {n_parts}",
-            )
+        n_rows = array.shape[0] * n_readers
+        axes = batch_axes(mesh.shape, n_rows)
+        if axes != BATCH_AXES and (n_readers > 1 or not axes):
+            product = "mesh.data * mesh.fsdp"
+            if n_readers > 1:
+                product += f" * mesh.table = {n_parts}"
+            else:
+                product += f" = {n_parts // mesh.shape['table']}"
+            raise ConfigError("data.batch_size", n_rows, f"a multiple of {product}")
+        sharding = NamedSharding(mesh, PartitionSpec(axes))
         # With several processes jax counts this placement as an implicit transfer.
         with jax.transfer_guard("allow"):
             placed[name] = jax.make_array_from_process_local_data(sharding, array)

@@ -1,9 +1,13 @@
-"""Tables divided over a mesh axis: their shapes, and reads of them.
+"""Tables divided over a mesh: their parts, and reads of them.
 
-What: `RowSharding`, by rows (padded up to equal parts) or by columns; `Division`, the
-    same without devices.
-Why: a table larger than a device; ids travel to the parts, never the table to the ids.
-When not: dense weights, and tables that fit every device.
+What: `RowSharding`: where the parts of a table lie, and the exchange of its reads and
+    of their gradients.
+Why: a table larger than a device; ids travel to the parts, and rows or sums of rows
+    back, never the table to the ids.
+When not: dense weights, which are divided by `logical_axes`.
+
+The rows of a batch are split over the axis "table" too, so a group of G devices that
+holds a table together reads it for G parts of the batch.
 """
 
 import math
@@ -24,52 +28,14 @@ from memjax.ops.embedding_bag import (
     weighted_sums,
     weights_gradient,
 )
+from memjax.ops.row_gradient import RowGradient
 from memjax.ops.rows import get_rows
 from memjax.ops.split import Split
+from memjax.parallel.division import Division
+from memjax.parallel.logical_axes import BATCH_AXES
 
-DIVISIONS = ("rows", "columns")
-
-
-@dataclass(frozen=True)
-class Division:
-    """Into how many parts tables are divided; plain data, as a checkpoint records it.
-
-    Attributes:
-        n_parts: parts of a table; 1: not divided.
-        by: "rows": part i holds rows i * n .. (i + 1) * n - 1, the last ones padded
-            with rows of zeros that nobody sees; "columns": every part holds all rows
-            and an equal share of the columns.
-    """
-
-    n_parts: int = 1
-    by: str = "rows"
-
-    def __post_init__(self) -> None:
-        if self.n_parts < 1:
-            raise ConfigError("n_parts", self.n_parts, "at least 1 part")
-        if self.by not in DIVISIONS:
-            raise ConfigError("by", self.by, f"one of {DIVISIONS}")
-
-    @property
-    def row_parts(self) -> int:
-        """Parts that the rows are divided into."""
-        return self.n_parts if self.by == "rows" else 1
-
-    def padded(self, n_rows: int) -> int:
-        """Rows stored for a table of n_rows rows."""
-        return -(-n_rows // self.row_parts) * self.row_parts
-
-    def shape(self, n_rows: int, width: int) -> tuple[int, int]:
-        """Stored shape of a table of n_rows rows, padded to equal parts by rows.
-
-        Raises:
-            ConfigError: the columns do not divide into equal parts.
-        """
-        if self.by == "columns" and width % self.n_parts:
-            raise ConfigError(
-                "row_width", width, f"a multiple of the {self.n_parts} parts by columns"
-            )
-        return self.padded(n_rows), width
+AXIS = "table"
+_BATCH = PartitionSpec(BATCH_AXES)
 
 
 @dataclass(frozen=True)
@@ -77,43 +43,58 @@ class RowSharding:
     """How tables lie on a mesh.
 
     Attributes:
-        mesh: the mesh; other axes than `axis` hold copies of a table.
-        axis: the mesh axis over which tables are divided.
-        by: "rows" or "columns", as in `Division`.
-        batch_axis: the mesh axis over which the first axis of a batch is divided.
+        mesh: has the axis "table", over which tables are divided, and the others of
+            BATCH_AXES, over which, with "table", the first axis of ids is; devices
+            along these and other axes hold copies of a table.
+        by, column_rows: as in `Division`.
+        of_tables: by "hash_columns", instead of column_rows: pairs (path of a table,
+            its column_rows) of a whole model; `of` then says how one table lies.
     """
 
     mesh: Mesh
-    axis: str = "table"
     by: str = "rows"
-    batch_axis: str = "data"
+    column_rows: tuple[int, ...] = ()
+    of_tables: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         axes = tuple(self.mesh.shape)
-        for field in ("axis", "batch_axis"):
-            name = getattr(self, field)
-            if name not in axes:
-                raise ConfigError(field, name, f"one of {axes}")
-        if self.axis == self.batch_axis:
-            raise ConfigError("batch_axis", self.batch_axis, "another axis than axis")
-        Division(self.n_parts, self.by)
+        if not set(BATCH_AXES) <= set(axes):
+            raise ConfigError("mesh", axes, f"a mesh with the axes {BATCH_AXES}")
+        if not self.of_tables:
+            Division(self.n_parts, self.by, self.column_rows)
+        elif self.by != "hash_columns" or self.column_rows:
+            raise ConfigError("of_tables", self.of_tables, "() unless by hash columns")
+
+    def of(self, path: str) -> "RowSharding":
+        """How the table at `path` lies: by rows where it has no hash columns."""
+        if not self.of_tables:
+            return self
+        rows = dict(self.of_tables).get(path)
+        if rows is None:
+            return RowSharding(self.mesh)
+        return RowSharding(self.mesh, "hash_columns", rows)
 
     @property
     def n_parts(self) -> int:
         """Parts of a table."""
-        return self.mesh.shape[self.axis]
+        return self.mesh.shape[AXIS]
+
+    @property
+    def n_shards(self) -> int:
+        """Parts of a batch."""
+        return math.prod(self.mesh.shape[axis] for axis in BATCH_AXES)
 
     @property
     def division(self) -> Division:
-        """The parts without the devices."""
-        return Division(self.n_parts, self.by)
+        """The parts of one table without the devices."""
+        return Division(self.n_parts, self.by, self.column_rows)
 
     @property
     def spec(self) -> PartitionSpec:
         """How a table is divided."""
-        if self.by == "rows":
-            return PartitionSpec(self.axis)
-        return PartitionSpec(None, self.axis)
+        return (
+            PartitionSpec(None, AXIS) if self.by == "columns" else PartitionSpec(AXIS)
+        )
 
     def shape(self, n_rows: int, width: int) -> tuple[int, int]:
         """Stored shape of a table; see `Division.shape`."""
@@ -125,11 +106,16 @@ class RowSharding:
             return PartitionSpec()
         return self.spec
 
+    def state_specs(self, state: Any) -> Any:
+        """`state_spec` of every array of a tree."""
+        return jax.tree.map(lambda x: self.state_spec(x.ndim), state)
+
     def split(self, n_rows: int) -> Split:
         """The part of a table of n_rows rows at hand, inside `shard_map`."""
-        if self.by == "rows":
-            return Split(n_rows=n_rows, row_axis=self.axis)
-        return Split(n_rows=n_rows, column_axis=self.axis)
+        if self.by == "columns":
+            return Split(n_rows=n_rows, column_axis=AXIS)
+        bounds = self.division.bounds(n_rows) if self.column_rows else None
+        return Split(n_rows=n_rows, row_axis=AXIS, bounds=bounds)
 
     def place(self, table_RW: Any) -> jax.Array:
         """Put a whole table [R, W], stored as tables are, on the mesh, padded.
@@ -137,12 +123,8 @@ class RowSharding:
         It goes by way of the host, where it must fit; no device holds all of it.
         """
         host_RW = np.asarray(table_RW)
-        shape = self.shape(*host_RW.shape)
-        host_RW = np.pad(
-            host_RW,
-            [(0, new - old) for new, old in zip(shape, host_RW.shape, strict=True)],
-        )
-        return self.place_state(host_RW)
+        self.shape(*host_RW.shape)
+        return self.place_state(self.division.spread(host_RW, len(host_RW)))
 
     def place_state(self, host: np.ndarray) -> jax.Array:
         """Put an array of a state, or a padded table, on the mesh part by part."""
@@ -150,46 +132,49 @@ class RowSharding:
         return jax.make_array_from_callback(host.shape, sharding, lambda at: host[at])
 
     def gather(self, table_RW: jax.Array, ids: Any, n_rows: int) -> jax.Array:
-        """`gather_rows` of a divided table; by columns the result is divided too.
+        """`gather_rows` of a divided table; the first axis of ids and result is split.
 
-        Cost: by rows, a sum over the parts of the result; by columns, nothing. The
-            gradient stops at the table.
+        By hash columns, ids are [B, ..., C], one of each column; an id in another part
+        than that of its column is NaN, and ids of other shapes are read as by rows.
+
+        Cost, for T rows of S bytes read on each device of a group of G, beside the ids:
+            by hash columns and by columns an exchange in which a device sends and gets
+            T * S * (G - 1) / G bytes, the least there is, in equal parts; by rows a sum
+            that is scattered, G times that. The gradient stops at the table.
         """
         ids = row_ids(ids, n_rows)
-
-        def local(table_RW: jax.Array, ids: jax.Array) -> jax.Array:
-            rows = get_rows(table_RW, self._local(n_rows, table_RW, ids))
-            if self.by == "rows":
-                rows = lax.psum(rows, self.axis)
-            return jnp.where(_inside(ids, n_rows)[..., None], rows, jnp.nan)
-
-        batch = self._batch(ids.shape)
-        out = self._out(batch, ids.ndim + 1)
-        divided = self._divided(local, (self.spec, batch), out)
-        return divided(lax.stop_gradient(table_RW), ids)
+        read = self._rows_of_columns if self._by_column(ids) else self._rows
+        flat = ids if ids.ndim else ids[None]
+        found = self._of_batch(partial(read, n_rows), lax.stop_gradient(table_RW), flat)
+        return found if ids.ndim else found[0]
 
     def bag(
         self, table_RW: jax.Array, ids: Any, weights: jax.Array, n_rows: int
     ) -> jax.Array:
-        """`embedding_bag` of a divided table; by columns the result is divided too.
+        """`embedding_bag` of a divided table; the first axis of the ids is split.
 
-        Cost: by rows, weighted sums of the rows at hand and one sum over the parts of
-            the result [..., W], K times less than of the rows; and of the weights'
-            gradient. By columns, a sum over the parts of the weights' gradient alone.
-            The gradient stops at the table.
+        Cost: weighted sums of the rows at hand for the tokens of the whole group. By
+            rows (and hash columns) they are added up where they are needed: a device
+            sends (G - 1) * T * W numbers for its T tokens, less than the T * K * W of
+            an exchange of rows as long as G < K. By columns each device sends its
+            columns of the sums, T * W * (G - 1) / G numbers. The gradient of the
+            weights is a sum of (G - 1) * T * K numbers. It stops at the table.
         """
         ids = row_ids(ids, n_rows)
         check_weights(ids, weights)
-        batch = self._batch(ids.shape[:-1])
-        out = self._out(batch, ids.ndim)
+        lead = ids.shape[:-1]
+        flat = ids if lead else ids[None]
+        sums = self._bag(table_RW, flat, weights.reshape(flat.shape), n_rows)
+        return sums if lead else sums[0]
 
+    def _bag(
+        self, table_RW: jax.Array, ids: jax.Array, weights: jax.Array, n_rows: int
+    ) -> jax.Array:
         # Nothing traced may be closed over: inside a scan the backward pass is another
         # trace.
         @jax.custom_vjp
         def bag(table_RW: jax.Array, ids: jax.Array, weights: jax.Array) -> jax.Array:
-            sums = partial(self._sums, n_rows)
-            divided = self._divided(sums, (self.spec, batch, batch), out)
-            return divided(table_RW, ids, weights)
+            return self._of_batch(partial(self._sums, n_rows), table_RW, ids, weights)
 
         def forward(table_RW: jax.Array, ids: jax.Array, weights: jax.Array) -> Any:
             like_0 = jnp.zeros(0, weights.dtype)
@@ -198,22 +183,68 @@ class RowSharding:
         def backward(saved: Any, cotangent: jax.Array) -> Any:
             table_RW, ids, like_0 = saved
             products = partial(self._products, n_rows)
-            divided = self._divided(products, (self.spec, batch, out), batch)
-            return None, None, divided(table_RW, ids, cotangent).astype(like_0.dtype)
+            found = self._of_batch(products, table_RW, ids, cotangent)
+            return None, None, found.astype(like_0.dtype)
 
         bag.defvjp(forward, backward)
         return bag(table_RW, ids, weights)
+
+    def gradient(self, gradient: RowGradient) -> RowGradient:
+        """A gradient whose first axis divides over the parts of a batch: padded with
+        reads of no row."""
+        return jax.tree.map(self._padded, gradient)
+
+    def at_hand(self, gradient: RowGradient) -> RowGradient:
+        """Inside `shard_map`: of one part of a batch -> of the whole batch, as far as
+        the part of the table at hand needs it, in the order of the batch.
+
+        By hash columns the cotangents of a column go to its part alone, and by columns
+        each part gets its columns of them; by rows all go to all.
+        """
+        ids, weights, cotangent = gradient
+        if weights is None and ids.shape[-1] == 1 and self._by_column(ids[..., 0]):
+            axis = ids.ndim - 2
+            ids, cotangent = _sent(ids, axis), _sent(cotangent, axis)
+        else:
+            send = partial(_sent, axis=cotangent.ndim - 1)
+            ids = _of_group(ids)
+            weights = None if weights is None else _of_group(weights)
+            cotangent = (send if self.by == "columns" else _of_group)(cotangent)
+        others = BATCH_AXES[:-1]
+        return jax.tree.map(
+            lambda x: lax.all_gather(x, others, tiled=True),
+            RowGradient(ids, weights, cotangent),
+        )
+
+    def _by_column(self, ids: jax.Array) -> bool:
+        """Whether ids [..., C] have the hash columns of this table."""
+        n_columns = len(self.column_rows)
+        return n_columns > 0 and ids.ndim > 1 and ids.shape[-1] == n_columns
+
+    def _rows(self, n_rows: int, table_RW: jax.Array, ids: jax.Array) -> jax.Array:
+        rows = get_rows(table_RW, self._local(n_rows, table_RW, _of_group(ids)))
+        return _nan_outside(self._returned(rows), ids, n_rows)
+
+    def _rows_of_columns(
+        self, n_rows: int, table_RW: jax.Array, ids: jax.Array
+    ) -> jax.Array:
+        local = self._local(n_rows, table_RW, _sent(ids, ids.ndim - 1))
+        rows = get_rows(table_RW, local)
+        rows = jnp.where(local[..., None] < len(table_RW), rows, jnp.nan)
+        return _sent_back(rows, rows.ndim - 2)
 
     def _sums(
         self, n_rows: int, table_RW: jax.Array, ids: jax.Array, weights: jax.Array
     ) -> jax.Array:
         """The weighted sums over all parts."""
-        flat = (math.prod(ids.shape[:-1]), ids.shape[-1])
-        local = self._local(n_rows, table_RW, ids).reshape(flat)
-        sums = weighted_sums(table_RW, local, weights.reshape(flat), nan_outside=False)
-        sums = sums.reshape(*ids.shape[:-1], table_RW.shape[1])
-        if self.by == "rows":
-            sums = lax.psum(sums, self.axis)
+        group, flat = _of_group(ids), (-1, ids.shape[-1])
+        sums = weighted_sums(
+            table_RW,
+            self._local(n_rows, table_RW, group).reshape(flat),
+            _of_group(weights).reshape(flat),
+            nan_outside=False,
+        )
+        sums = self._returned(sums.reshape(*group.shape[:-1], table_RW.shape[1]))
         inside = jnp.all(_inside(ids, n_rows), axis=-1)
         return jnp.where(inside[..., None], sums, jnp.nan)
 
@@ -221,41 +252,76 @@ class RowSharding:
         self, n_rows: int, table_RW: jax.Array, ids: jax.Array, cotangent: jax.Array
     ) -> jax.Array:
         """The gradient of the weights, over all parts."""
-        n_tokens = math.prod(ids.shape[:-1])
+        group = _of_group(ids)
+        if self.by == "columns":
+            cotangent = _sent(cotangent, cotangent.ndim - 1)
+        else:
+            cotangent = _of_group(cotangent)
         products = weights_gradient(
             table_RW,
-            self._local(n_rows, table_RW, ids).reshape(n_tokens, ids.shape[-1]),
-            cotangent.reshape(n_tokens, cotangent.shape[-1]),
+            self._local(n_rows, table_RW, group).reshape(-1, ids.shape[-1]),
+            cotangent.reshape(-1, cotangent.shape[-1]),
             nan_outside=False,
         )
-        products = lax.psum(products.reshape(ids.shape), self.axis)
+        products = _added_up(products.reshape(group.shape))
         return jnp.where(_inside(ids, n_rows), products, jnp.nan)
+
+    def _returned(self, found: jax.Array) -> jax.Array:
+        """What the parts found for all tokens of the group, where the tokens are."""
+        if self.by == "columns":
+            return _sent_back(found, found.ndim - 1)
+        return _added_up(found)
 
     def _local(self, n_rows: int, table_RW: jax.Array, ids: jax.Array) -> jax.Array:
         """Ids of the rows at hand; rows of other parts become an id outside."""
         return self.split(n_rows).local_ids(ids, table_RW.shape[0])
 
-    def _divided(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
-        return jax.shard_map(
+    def _of_batch(self, function: Any, table_RW: jax.Array, *arrays: Any) -> jax.Array:
+        """function(part of the table, parts of the arrays), split by their first axis
+        over the parts of a batch; padded where it does not divide."""
+        size = len(arrays[0])
+        divided = jax.shard_map(
             function,
             mesh=self.mesh,
-            in_specs=in_specs,
-            out_specs=out_specs,
+            in_specs=(self.spec, *(_BATCH,) * len(arrays)),
+            out_specs=_BATCH,
             check_vma=False,
         )
+        found = divided(table_RW, *map(self._padded, arrays))
+        return found if len(found) == size else found[:size]
 
-    def _out(self, batch: PartitionSpec, n_axes: int) -> PartitionSpec:
-        """How a read [..., W] is divided."""
-        if self.by == "rows":
-            return batch
-        return PartitionSpec(*batch, *(None,) * (n_axes - 1 - len(batch)), self.axis)
+    def _padded(self, array: jax.Array) -> jax.Array:
+        """More entries of a first axis: ids of no row, zeros."""
+        n_more = -len(array) % self.n_shards
+        if n_more == 0:
+            return array
+        fill = -1 if jnp.issubdtype(array.dtype, jnp.integer) else 0
+        padding = ((0, n_more), *((0, 0),) * (array.ndim - 1))
+        return jnp.pad(array, padding, constant_values=fill)
 
-    def _batch(self, shape: tuple[int, ...]) -> PartitionSpec:
-        """How ids with these axes before the reads are divided: over the batch axis
-        when it divides the first axis, else not."""
-        n = self.mesh.shape[self.batch_axis]
-        divides = bool(shape) and shape[0] % n == 0
-        return PartitionSpec(self.batch_axis) if divides else PartitionSpec()
+
+def _of_group(x: jax.Array) -> jax.Array:
+    """The first axis of the whole group, from all its devices."""
+    return lax.all_gather(x, AXIS, tiled=True)
+
+
+def _sent(x: jax.Array, axis: int) -> jax.Array:
+    """Each device's share of an axis, for the first axis of the whole group."""
+    return lax.all_to_all(x, AXIS, split_axis=axis, concat_axis=0, tiled=True)
+
+
+def _sent_back(x: jax.Array, axis: int) -> jax.Array:
+    """The inverse of `_sent`."""
+    return lax.all_to_all(x, AXIS, split_axis=0, concat_axis=axis, tiled=True)
+
+
+def _added_up(x: jax.Array) -> jax.Array:
+    """Sums over the group, each device those of its own part of the first axis."""
+    return lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True)
+
+
+def _nan_outside(rows: jax.Array, ids: jax.Array, n_rows: int) -> jax.Array:
+    return jnp.where(_inside(ids, n_rows)[..., None], rows, jnp.nan)
 
 
 def _inside(ids: jax.Array, n_rows: int) -> jax.Array:

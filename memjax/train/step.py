@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memjax.errors import ConfigError, TrainingError
 from memjax.ops.order import wait_for
-from memjax.parallel.logical_axes import BATCH_AXES
-from memjax.parallel.mesh import batch_shards, replicated
+from memjax.parallel.logical_axes import batch_axes
+from memjax.parallel.mesh import replicated
 from memjax.train.model_state import ModelState
 from memjax.train.state import TrainState, state_leaves
 from memjax.train.tables import TableTraining
@@ -40,15 +40,16 @@ def _micro_batches(batch: Any, n: int, mesh: Mesh | None) -> Any:
         x = jnp.moveaxis(x.reshape(x.shape[0] // n, n, *x.shape[1:]), 1, 0)
         if mesh is None:
             return x
-        if x.shape[1] % batch_shards(mesh.shape):
+        axes = batch_axes(mesh.shape, x.shape[1])
+        if not axes:
             raise ConfigError(
                 "train.accumulate_steps",
                 n,
                 f"{x.shape[1]} rows a micro-batch do not divide into the "
-                f"{batch_shards(mesh.shape)} parts of mesh.data * mesh.fsdp * "
-                "mesh.table",
+                f"{mesh.shape['data'] * mesh.shape['fsdp']} parts of mesh.data * "
+                "mesh.fsdp",
             )
-        spec = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
+        spec = NamedSharding(mesh, PartitionSpec(None, axes))
         return jax.lax.with_sharding_constraint(x, spec)
 
     return jax.tree.map(cut, batch)

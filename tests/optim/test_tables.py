@@ -159,9 +159,8 @@ def test_the_same_parts_change_nothing() -> None:
 
 def test_shapes_of_parts_need_no_devices() -> None:
     """The shapes of a checkpoint of 4096 devices, found on one machine."""
-    mesh = AbstractMesh(
-        (1, 4096), ("data", "table"), axis_types=(AxisType.Auto, AxisType.Auto)
-    )
+    axes = ("data", "fsdp", "table")
+    mesh = AbstractMesh((1, 1, 4096), axes, axis_types=(AxisType.Auto,) * 3)
     optimizer = table_optimizer(
         rowwise(optax.adam(0.1)), sharding=RowSharding(mesh), n_rows={"t": 13}
     )

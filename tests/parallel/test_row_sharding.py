@@ -1,5 +1,6 @@
 """Divided tables: shapes, placing, reads, memory."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from memjax.errors import ConfigError, DataError, ShapeError
@@ -17,17 +18,26 @@ from memjax.layers.table import READS, ValueTable
 from memjax.ops.embedding_bag import embedding_bag, gather_rows
 from memjax.ops.row_gradient import RowGradient, dense_gradient, unique_rows
 from memjax.ops.rows import store
+from memjax.parallel.division import Division
+from memjax.parallel.logical_axes import BATCH_AXES
 from memjax.parallel.mesh import MeshConfig, make_mesh
 from memjax.parallel.row_sharding import RowSharding
 
 pytestmark = pytest.mark.multidevice
-WIDTH, N_TOKENS, N_READ = 8, 6, 3
+WIDTH, N_TOKENS, N_READ = 8, 8, 3
 
 
-def sharding_of(n_parts: int, by: str = "rows", n_data: int = 1) -> RowSharding:
-    devices = jax.devices()[: n_parts * n_data]
-    mesh = make_mesh(MeshConfig(data=n_data, table=n_parts), devices)
-    return RowSharding(mesh, by=by)
+def sharding_of(
+    n_parts: int,
+    by: str = "rows",
+    n_data: int = 1,
+    column_rows: tuple[int, ...] = (),
+    **axes: int,
+) -> RowSharding:
+    config = MeshConfig(data=n_data, table=n_parts, **axes)
+    n_devices = n_parts * n_data * math.prod(axes.values())
+    mesh = make_mesh(config, jax.devices()[:n_devices])
+    return RowSharding(mesh, by=by, column_rows=column_rows)
 
 
 def case(n_rows: int) -> tuple[np.ndarray, ...]:
@@ -63,10 +73,12 @@ def reads(sharding: RowSharding | None, n_rows: int, *arrays: Any) -> tuple[Any,
 
         if sharding is not None:
             spec = sharding.spec
+            gradient = sharding.gradient(gradient)
+            local = summed
             summed = jax.shard_map(
-                summed,
+                lambda table, part: local(table, sharding.at_hand(part)),
                 mesh=sharding.mesh,
-                in_specs=(spec, P()),
+                in_specs=(spec, P(BATCH_AXES)),
                 out_specs=spec,
                 check_vma=False,
             )
@@ -100,12 +112,89 @@ def test_reads_and_gradients_equal_those_of_one_device(
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(got[3][:n_rows], want[3])
     np.testing.assert_array_equal(got[3][n_rows:], 0.0)
-    # The batch stays divided over "data", and by columns the read over "table".
-    width = sharding.axis if by == "columns" else None
-    for value, n_axes in ((got[0], 2), (got[1], 1)):
-        spec = P("data", *(None,) * (n_axes - 1), width)
-        divided = NamedSharding(sharding.mesh, spec)
+    divided = NamedSharding(sharding.mesh, P(BATCH_AXES))
+    for value in got[:3]:
         assert value.sharding.is_equivalent_to(divided, value.ndim)
+
+
+COLUMN_ROWS = (5, 7, 11, 13)
+
+
+@pytest.mark.parametrize(
+    ("n_parts", "axes"), [(4, {"n_data": 2}), (2, {"fsdp": 2, "tensor": 2})]
+)
+def test_hash_columns(n_parts: int, axes: dict[str, int], optimized: None) -> None:
+    """Every token reads a row of each column: values and gradients are those of one
+    device bit by bit, ids outside their column's part are NaN and have no gradient, and
+    nothing is summed over devices."""
+    n_rows = sum(COLUMN_ROWS)
+    starts = np.cumsum((0, *COLUMN_ROWS[:-1])).astype(np.int32)
+    rng = np.random.default_rng(0)
+    ids = (rng.integers(0, COLUMN_ROWS, (N_TOKENS, 3, 4)) + starts).astype(np.int32)
+    ids[0, 0] = [-1, n_rows, n_rows + 5, starts[0]]  # the last: a row of column 0
+    table = rng.standard_normal((n_rows, WIDTH)).astype(np.float32)
+    cotangent = rng.standard_normal((*ids.shape, WIDTH)).astype(np.float32)
+    sharding = sharding_of(n_parts, "hash_columns", column_rows=COLUMN_ROWS, **axes)
+    placed = sharding.place(table)
+    size = max(
+        sum(COLUMN_ROWS[i : i + 4 // n_parts]) for i in (0, 1, 2, 3)[:: 4 // n_parts]
+    )
+    assert placed.shape == (n_parts * size, WIDTH)
+    stored = sharding.division.joined(np.asarray(placed), n_rows)
+    np.testing.assert_array_equal(stored, table)
+
+    @jax.jit
+    def read(table: Any, ids: Any) -> Any:
+        return sharding.gather(table, ids, n_rows)
+
+    program = read.lower(placed, ids).compile()
+    np.testing.assert_array_equal(program(placed, ids)[0, 0], np.nan)
+    ids[0, 0] = starts
+    np.testing.assert_array_equal(program(placed, ids), table[ids])
+    assert "all-to-all" in program.as_text()
+    for word in ("all-reduce", "reduce-scatter"):
+        assert word not in program.as_text()
+
+    ids[0, 0] = [-1, n_rows, n_rows + 5, starts[0]]
+    gradient = RowGradient(jnp.asarray(ids[..., None]), None, jnp.asarray(cotangent))
+
+    def of_parts(table: Any, part: RowGradient) -> Any:
+        rows = unique_rows(
+            [sharding.at_hand(part)], *table.shape, split=sharding.split(n_rows)
+        )
+        return dense_gradient(rows, len(table))
+
+    summed = jax.jit(
+        jax.shard_map(
+            of_parts,
+            mesh=sharding.mesh,
+            in_specs=(sharding.spec, P(BATCH_AXES)),
+            out_specs=sharding.spec,
+            check_vma=False,
+        )
+    )
+    # In the last column stands a row of the first, which its owner never hears of.
+    counted = ids.copy()
+    counted[0, 0, 3] = -1
+    whole = RowGradient(counted[..., None], None, cotangent)
+    want = jax.jit(lambda g: dense_gradient(unique_rows([g], n_rows, WIDTH), n_rows))
+    got = sharding.division.joined(np.asarray(summed(placed, gradient)), n_rows)
+    np.testing.assert_array_equal(got, want(whole))
+
+
+def test_only_tables_with_hash_columns_are_divided_by_them() -> None:
+    mesh = sharding_of(2).mesh
+    whole = RowSharding(mesh, "hash_columns", of_tables=(("a/table", COLUMN_ROWS),))
+    assert whole.of("a/table").column_rows == COLUMN_ROWS
+    assert whole.of("b/table") == RowSharding(mesh)
+    with pytest.raises(ConfigError, match="n_parts = 4.*divisor of the 6 hash columns"):
+        Division(4, "hash_columns", (3,) * 6)
+    with pytest.raises(ConfigError, match=r"column_rows = \(\)"):
+        RowSharding(mesh, "hash_columns")
+    with pytest.raises(ConfigError, match="of_tables"):
+        RowSharding(mesh, "rows", of_tables=whole.of_tables)
+    with pytest.raises(ConfigError, match="column_rows.*37 rows together"):
+        Division(2, "hash_columns", COLUMN_ROWS).bounds(37)
 
 
 def test_a_bfloat16_table_and_a_batch_that_does_not_divide() -> None:
@@ -116,6 +205,9 @@ def test_a_bfloat16_table_and_a_batch_that_does_not_divide() -> None:
     assert placed.dtype == jnp.uint16
     odd = slice(1, N_TOKENS)
     rows = sharding.gather(placed, ids[odd, 0] % 13, 13)
+    np.testing.assert_array_equal(
+        sharding.gather(placed, jnp.int32(5), 13), gather_rows(stored, jnp.int32(5))
+    )
     assert rows.dtype == jnp.bfloat16
     np.testing.assert_array_equal(rows, gather_rows(stored, ids[odd, 0]))
     bags = sharding.bag(placed, ids[odd], jnp.asarray(weights[odd]), 13)
@@ -127,12 +219,8 @@ def test_mistakes_are_named() -> None:
     sharding = sharding_of(4)
     with pytest.raises(ConfigError, match="by = 'blocks'"):
         RowSharding(sharding.mesh, by="blocks")
-    with pytest.raises(ConfigError, match="axis = 'rows'"):
-        RowSharding(sharding.mesh, axis="rows")
-    with pytest.raises(ConfigError, match="batch_axis = 'batch'"):
-        RowSharding(sharding.mesh, batch_axis="batch")
-    with pytest.raises(ConfigError, match="batch_axis = 'table'"):
-        RowSharding(sharding.mesh, batch_axis="table")
+    with pytest.raises(ConfigError, match="mesh = .*rows.*a mesh with the axes"):
+        RowSharding(Mesh(np.array(jax.devices()[:2]), ("rows",)))
     with pytest.raises(ConfigError, match="row_width = 6 .* 4 parts"):
         sharding_of(4, "columns").shape(13, 6)
     placed = sharding.place(np.zeros((13, 2), np.float32))
