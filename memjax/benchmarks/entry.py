@@ -36,8 +36,8 @@ class Session:
     rates: Mapping[str, float]
     huge_pages: bool = True
     with_peer: bool = True
-    n_turns: int = 6
-    turn_seconds: float = 1.5
+    n_turns: int = 5
+    turn_seconds: float = 1.0
     max_calls: int = 50
     say: Callable[[str], None] = lambda _: None
     open_worker: OpenWorker = Process

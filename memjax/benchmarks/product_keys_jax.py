@@ -13,7 +13,13 @@ import jax.numpy as jnp
 import optax
 
 from memjax.benchmarks.contender import Contender, Ready
-from memjax.benchmarks.product_keys import BATCH, ProductKeyCase, arrays
+from memjax.benchmarks.product_keys import (
+    ADAM_EPS,
+    BATCH,
+    LEARNING_RATE,
+    ProductKeyCase,
+    arrays,
+)
 from memjax.layers.memory import MemoryInputs
 from memjax.layers.memory_plus import MemoryPlus, MemoryPlusConfig
 from memjax.layers.precision import Dtypes, PrecisionConfig
@@ -23,8 +29,6 @@ from memjax.layers.row_grad import value_and_row_grad
 from memjax.ops.row_gradient import dense_gradient, unique_rows
 from memjax.optim.table_optimizer import rowwise
 from memjax.optim.tables import apply_updates, table_optimizer
-
-LEARNING_RATE = 1e-3
 
 
 def contender(**arguments: Any) -> Contender:
@@ -145,8 +149,8 @@ def _read_backward(case: ProductKeyCase, variables: Any, given: Any) -> Ready:
 
 def _step(case: ProductKeyCase, variables: Any, given: Any) -> Ready:
     loss = _loss(case)
-    adam = optax.adam(LEARNING_RATE)
-    by_rows = table_optimizer(rowwise(optax.adam(LEARNING_RATE)))
+    adam = optax.adam(LEARNING_RATE, eps=ADAM_EPS)
+    by_rows = table_optimizer(rowwise(adam))
     params, tables = variables["params"], variables.get("tables", {})
     state = [params, jax.jit(adam.init)(params), tables, jax.jit(by_rows.init)(tables)]
 

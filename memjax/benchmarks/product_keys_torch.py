@@ -14,9 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 from memjax.benchmarks.contender import Contender, Ready, torch_device, torch_peer
-from memjax.benchmarks.product_keys import ProductKeyCase, arrays
-
-LEARNING_RATE = 1e-3
+from memjax.benchmarks.product_keys import (
+    ADAM_EPS,
+    LEARNING_RATE,
+    ProductKeyCase,
+    arrays,
+)
 
 
 def contender(**arguments: Any) -> Contender:
@@ -169,12 +172,13 @@ def _step(memory: _Memory) -> Ready:
     optim = memory.torch.optim
     weights = dict(memory.weights)
     table = [weights.pop("table")] if memory.case.form == "rows" else []
+    settings = dict(lr=LEARNING_RATE, eps=ADAM_EPS)
     forms = {
-        name: optim.Adam(weights.values(), lr=LEARNING_RATE, **{name: True})
+        name: optim.Adam(weights.values(), **settings, **{name: True})
         for name in ("fused", "foreach")
     }
     forms["foreach"].state = forms["fused"].state  # one set of moments
-    sparse = optim.SparseAdam(table, lr=LEARNING_RATE) if table else None
+    sparse = optim.SparseAdam(table, **settings) if table else None
 
     def using(adam: Any) -> Callable[[], Any]:
         def run() -> Any:
