@@ -29,11 +29,12 @@ from memjax.layers.slot_read import (
     check_slots,
     check_std,
     expert_read,
-    select_slots,
+    weigh_slots,
 )
 from memjax.layers.sub_keys import sub_keys
 from memjax.layers.table import Table
-from memjax.ops.product_keys import dot_scores, half_l2_normalize
+from memjax.ops.dot_search import dot_search
+from memjax.ops.product_keys import half_l2_normalize
 from memjax.parallel.row_sharding import RowSharding
 
 FORMS = ("swilu", "plain", "experts")
@@ -181,9 +182,8 @@ class MemoryPlus(nn.Module):
         )
         q_BTHXC, keys_HXNC = self._query(x_BTD), self._keys()
         q_BTHXC = dropped(config.query_dropout, q_BTHXC)
-        slots_BTHK, weights_BTHK = select_slots(
-            self, dot_scores(q_BTHXC, keys_HXNC), config.k, inputs.segments_BT
-        )
+        found = dot_search(q_BTHXC, keys_HXNC, config.k)
+        slots_BTHK, weights_BTHK = weigh_slots(self, found, inputs.segments_BT)
         flat = (*slots_BTHK.shape[:2], -1)
         found_BTE = self._found(
             tables,

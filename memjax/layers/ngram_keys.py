@@ -27,12 +27,12 @@ from memjax.layers.memory import (
 from memjax.layers.precision import Dtypes
 from memjax.layers.projection import projection
 from memjax.layers.record import add_loss, record
-from memjax.layers.slot_read import check_slots, check_std, select_slots
+from memjax.layers.slot_read import check_slots, check_std, weigh_slots
 from memjax.layers.sub_keys import sub_keys
 from memjax.layers.token_rows import TokenRows
 from memjax.ops.address_entropy import address_entropy
 from memjax.ops.ngram_window import WindowLayout
-from memjax.ops.product_keys import dot_scores
+from memjax.ops.product_keys import dot_scores, product_key_search
 from memjax.parallel.row_sharding import RowSharding
 
 ACTIVATIONS = ("softmax", "relu")
@@ -124,7 +124,7 @@ class NgramKeys(nn.Module):
     `value`, `token_gate` and `dense` where the config asks for them.
 
     Records, beside "gate": "slots", "weights" and "non_finite_scores" as
-    `slot_read.select_slots`, and "address_entropy". Hands out the loss "address".
+    `slot_read.weigh_slots`, and "address_entropy". Hands out the loss "address".
 
     Attributes:
         n_rows: rows of the codes, those of `config.row_layout(vocab_size)`.
@@ -171,10 +171,9 @@ class NgramKeys(nn.Module):
             self.sharding,
         )["table"]
         scores_BTHXN = self.score(inputs.rows_BTC)
-        slots_BTHK, weights_BTHK = select_slots(
+        slots_BTHK, weights_BTHK = weigh_slots(
             self,
-            scores_BTHXN,
-            config.k,
+            product_key_search(scores_BTHXN, config.k),
             inputs.segments_BT,
             activation=config.activation,  # pyright: ignore[reportArgumentType]
         )

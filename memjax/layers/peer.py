@@ -30,15 +30,12 @@ from memjax.layers.slot_read import (
     check_slots,
     check_std,
     expert_read,
-    select_slots,
+    weigh_slots,
 )
 from memjax.layers.sub_keys import sub_keys
 from memjax.layers.table import MAX_ROWS
-from memjax.ops.product_keys import (
-    check_half_selection,
-    dot_scores,
-    half_l2_normalize,
-)
+from memjax.ops.dot_search import dot_search
+from memjax.ops.product_keys import check_half_selection, half_l2_normalize
 from memjax.parallel.row_sharding import RowSharding
 
 ACTIVATIONS = ("softmax", "relu")
@@ -200,13 +197,12 @@ class Peer(nn.Module):
             self.sharding,
         )
         normed_BTD = self._normed(x_BTD) if config.input_norm else x_BTD
-        slots_BTHK, weights_BTHK = select_slots(
+        queries = self._queries(normed_BTD, inputs.segments_BT > 0, train)
+        slots_BTHK, weights_BTHK = weigh_slots(
             self,
-            self._scores(normed_BTD, inputs.segments_BT > 0, train),
-            config.k,
+            dot_search(queries, self._keys(d_model), config.k, config.half_k),
             inputs.segments_BT,
             activation=config.activation,  # pyright: ignore[reportArgumentType]
-            half_k=config.half_k,
         )
         if config.separate_tables:
             first_H1 = jnp.arange(config.n_heads, dtype=jnp.int32)[:, None]
@@ -236,8 +232,8 @@ class Peer(nn.Module):
         unit_BTD = half_l2_normalize(x_BTD.astype(self.dtypes.accumulation))
         return (unit_BTD * d_model**0.5 * (1 + gain_D)).astype(x_BTD.dtype)
 
-    def _scores(self, x_BTD: Array, mask_BT: Array, train: bool) -> Array:
-        """Scores [B, T, H, 2, N] of the sub-keys, float32 or wider."""
+    def _queries(self, x_BTD: Array, mask_BT: Array, train: bool) -> Array:
+        """The halves [B, T, H, 2, C] of the queries."""
         config, dtypes = self.config, self.dtypes
         width = config.width_of_keys(x_BTD.shape[-1])
         query = projection("query", config.n_heads * width, dtypes)
@@ -245,14 +241,17 @@ class Peer(nn.Module):
         if config.query_norm == "batch":
             norm = MaskedBatchNorm(param_dtype=dtypes.params, name="query_norm")
             q = norm(q, mask_BT, train=train)
-        keys_HXNC = sub_keys(
+        return q.reshape(*x_BTD.shape[:-1], config.n_heads, 2, width // 2)
+
+    def _keys(self, d_model: int) -> Array:
+        """The sub-keys [H, 2, N, C], float32 or wider."""
+        config = self.config
+        return sub_keys(
             self,
             n_heads=config.n_heads,
             n_sub_keys=config.n_sub_keys,
-            key_width=width,
+            key_width=config.width_of_keys(d_model),
             init="normal",
             std=KEY_STD,
-            dtypes=dtypes,
+            dtypes=self.dtypes,
         )
-        q_BTHXC = q.reshape(*x_BTD.shape[:-1], config.n_heads, 2, width // 2)
-        return dot_scores(q_BTHXC, keys_HXNC)

@@ -22,6 +22,7 @@ from memjax.layers.query_network import QueryNetwork
 from memjax.layers.record import record
 from memjax.layers.sub_keys import flat_keys, sub_keys
 from memjax.layers.table import Table
+from memjax.ops.dot_search import dot_search
 from memjax.ops.product_keys import (
     Selection,
     all_slot_scores,
@@ -100,11 +101,12 @@ class ProductKeyMemory(nn.Module):
             self.dtypes,
             self.sharding,
         )
-        scores = self.score(self.queries(x_BTD, mask_BT, train), d_model, train)
+        queries, keys = self.queries(x_BTD, mask_BT, train), self.keys(d_model)
         if config.k is None:
+            scores = self.score(queries, keys, train)
             read_BTE = self._read_all(tables["table"], scores, mask_BT, train)
         else:
-            selection = self.select(scores, config.k)
+            selection = self.select(queries, keys, config.k, train)
             read_BTE = self._read_best(tables["table"], selection, mask_BT, train)
         if config.output_norm:
             read_BTE = _layer_norm("output_norm", self.dtypes)(read_BTE)
@@ -150,8 +152,8 @@ class ProductKeyMemory(nn.Module):
             q_BTHXC = half_l2_normalize(q_BTHXC.astype(wide))
         return q_BTHXC
 
-    def score(self, q_BTHXC: Array, d_model: int, train: bool) -> Array:
-        """Scores [B, T, H, X, N] of all (sub-)keys, with their noise."""
+    def keys(self, d_model: int) -> Array:
+        """Keys [H, X, N, C], of the halves or whole."""
         config = self.config
         options: dict[str, Any] = dict(
             n_heads=config.n_heads,
@@ -164,21 +166,28 @@ class ProductKeyMemory(nn.Module):
             dtypes=self.dtypes,
         )
         if config.flat:
-            keys = flat_keys(self, n_slots=config.n_sub_keys, **options)[:, None]
-        else:
-            keys = sub_keys(self, n_sub_keys=config.n_sub_keys, **options)
-        scores = dot_scores(q_BTHXC, keys)
-        if train and config.score_noise > 0:
+            return flat_keys(self, n_slots=config.n_sub_keys, **options)[:, None]
+        return sub_keys(self, n_sub_keys=config.n_sub_keys, **options)
+
+    def score(self, q_BTHXC: Array, keys_HXNC: Array, train: bool) -> Array:
+        """Scores [B, T, H, X, N] of all (sub-)keys, with their noise."""
+        scores = dot_scores(q_BTHXC, keys_HXNC)
+        if train and self.config.score_noise > 0:
             key = self.make_rng("dropout")
             noise = jax.random.gumbel(key, scores.shape, scores.dtype)
-            scores = scores + config.score_noise * noise
+            scores = scores + self.config.score_noise * noise
         return scores
 
-    def select(self, scores_BTHXN: Array, k: int) -> Selection:
+    def select(
+        self, q_BTHXC: Array, keys_HXNC: Array, k: int, train: bool
+    ) -> Selection:
         """The k best slots of every head."""
-        if self.config.flat:
-            return flat_search(scores_BTHXN[..., 0, :], k)
-        return product_key_search(scores_BTHXN, k)
+        config = self.config
+        if config.flat:
+            return flat_search(self.score(q_BTHXC, keys_HXNC, train)[..., 0, :], k)
+        if train and config.score_noise > 0:
+            return product_key_search(self.score(q_BTHXC, keys_HXNC, train), k)
+        return dot_search(q_BTHXC, keys_HXNC, k)
 
     def weigh(self, scores_BTHK: Array) -> Array:
         """Weights of the selected slots."""

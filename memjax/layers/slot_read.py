@@ -1,6 +1,6 @@
-"""From scores of sub-keys to slots, and from slots to experts.
+"""From selected slots to weights, and from slots to experts.
 
-What: `select_slots`, the selection with what is recorded of it; `expert_read`, a read
+What: `weigh_slots`, weights and what is recorded of a selection; `expert_read`, a read
     of two tables whose rows are the in and out vectors of single-neuron experts.
 Why: Memory+ and PEER differ in their queries and outputs, not in these.
 When not: plain weighted sums of rows; `Table.bag` does those.
@@ -17,7 +17,7 @@ from jax import Array, lax
 from memjax.errors import ConfigError, ShapeError
 from memjax.layers.record import record
 from memjax.layers.table import Table
-from memjax.ops.product_keys import check_selection, product_key_search, slot_count
+from memjax.ops.product_keys import Selection, check_selection, slot_count
 from memjax.ops.read_weights import Activation, read_weights
 from memjax.ops.row_dots import row_dots
 
@@ -48,26 +48,23 @@ def check_std(config: Any, field: str) -> None:
         raise ConfigError(f"memories.{field}", std, "None, or a finite number >= 0")
 
 
-def select_slots(
+def weigh_slots(
     module: nn.Module,
-    scores_HXN: Array,
-    k: int,
+    found: Selection,
     segments_BT: Array,
     *,
     activation: Activation = "softmax",
-    half_k: int | None = None,
 ) -> tuple[Array, Array]:
-    """Slots and weights, [B, T, H, K], of the scores [B, T, H, 2, N] of the halves.
+    """Slots and their weights, [B, T, H, K].
 
     Records `slots`, `weights` and `non_finite_scores`, the number of (token, head)
     pairs at real positions (segment > 0) whose selection met a NaN or +inf.
 
     Args:
         module: the memory.
-        k, half_k: as in `ops.product_keys.product_key_search`.
+        found: what its search found, [B, T, H, K].
         activation: as in `ops.read_weights`, per head.
     """
-    found = product_key_search(scores_HXN, k, half_k)
     weights_BTHK = read_weights(found.scores, activation=activation)
     spoilt_BTH = jnp.isnan(found.scores).any(-1) & (segments_BT > 0)[..., None]
     record(module, "slots", found.slots)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from memjax.errors import ConfigError, ShapeError
+from memjax.ops.best_pairs import Kept, best_pairs
 
 MAX_SLOTS = 2**31 - 1
 MAX_SUB_KEYS = math.isqrt(MAX_SLOTS)
@@ -93,7 +94,7 @@ def dot_scores(q_HXC: Array, keys_HXNC: Array) -> Array:
     Cost: one matrix product of T * H * X * N * C.
     Source: arXiv:1907.05242 section 3.1.
     """
-    q, keys = _fitting(q_HXC, keys_HXNC)
+    q, keys = fitting(q_HXC, keys_HXNC)
     return _dot(q, keys)
 
 
@@ -123,7 +124,7 @@ def distance_scores(q_HXC: Array, keys_HXNC: Array, eps: float = 1e-3) -> Array:
     """
     if not eps > 0:
         raise ConfigError("eps", eps, "above 0")
-    q, keys = _fitting(q_HXC, keys_HXNC)
+    q, keys = fitting(q_HXC, keys_HXNC)
     return -jnp.log(eps + _square_distance(q, keys))
 
 
@@ -143,10 +144,9 @@ def product_key_search(
     """The k best of the N * N slots, where slot i * N + j scores first[i] + second[j].
 
     Each half keeps its best min(k, N) sub-keys, the lowest index among equal ones, and
-    the search ends in the grid of the kept. A pair (i, j) whose i was not kept comes
-    after k pairs (i', j) of kept i', each of which scores more, or as much at a lower
-    slot; with the same for j, the grid holds the k best. Kept indices ascend, and with
-    them the slots of the grid, so the final top-k takes the lowest slot among equals.
+    the search ends among pairs of kept ones (`best_pairs`). A pair (i, j) whose i was
+    not kept comes after k pairs (i', j) of kept i', each of which scores more, or as
+    much at a lower slot; with the same for j, the k best are pairs of kept sub-keys.
 
     Args:
         scores_HXN: [..., H, 2, N], any float dtype; half 0 is the high digit.
@@ -174,23 +174,54 @@ def product_key_search(
             32-bit integers.
         ShapeError: axis -2 is not the two halves.
 
-    Cost: two top-k of N and one of half_k^2, per head and token.
+    Cost: two top-k of N, and `best_pairs`, per head and token.
     Source: arXiv:1907.05242 section 3.1. Differs: k > N is allowed, ties have a rule.
     """
     first_HN, second_HN = _halves(scores_HXN)
     n = first_HN.shape[-1]
-    check_selection(k, slot_count(n))
-    kept = min(k, n) if half_k is None else half_k
-    check_half_selection(kept, k, n)
-    sound_H = _sound(first_HN) & _sound(second_HN)
-    a_HN, b_HN = _rankable(first_HN, sound_H), _rankable(second_HN, sound_H)
-    i_HK = jnp.sort(lax.top_k(a_HN, kept)[1])
-    j_HK = jnp.sort(lax.top_k(b_HN, kept)[1])
-    grid_HKK = _pick(a_HN, i_HK)[..., :, None] + _pick(b_HN, j_HK)[..., None, :]
-    place_HK = lax.top_k(grid_HKK.reshape(*grid_HKK.shape[:-2], kept * kept), k)[1]
-    i_HK, j_HK = _pick(i_HK, place_HK // kept), _pick(j_HK, place_HK % kept)
+    length = kept_length(k, n, half_k)
+    halves = best_of_half(first_HN, length), best_of_half(second_HN, length)
+    slots_HK, sound_H = best_slots(*halves, n, k)[1:]
+    i_HK, j_HK = slots_HK // n, slots_HK % n
     scores_HK = _pick(first_HN, i_HK) + _pick(second_HN, j_HK)
-    return Selection(_poison(scores_HK, sound_H), i_HK * n + j_HK)
+    return Selection(poison(scores_HK, sound_H), slots_HK)
+
+
+def kept_length(k: int, n: int, half_k: int | None) -> int:
+    """Sub-keys that each half of N keeps for k slots; raises as the search does."""
+    check_selection(k, slot_count(n))
+    length = min(k, n) if half_k is None else half_k
+    check_half_selection(length, k, n)
+    return length
+
+
+def best_of_half(scores_N: Array, length: int) -> Kept:
+    """The best sub-keys of a half, lowest index first among equals; no gradient.
+
+    A NaN of either sign counts as +inf, so the first score tells whether there is one.
+    """
+    plain_N = jnp.where(scores_N == 0, 0, scores_N)  # top-k puts -0 below 0
+    ranked_N = jnp.where(scores_N < jnp.inf, plain_N, jnp.inf)
+    kept = lax.top_k(lax.stop_gradient(ranked_N), length)
+    # XLA knows top-k by its slices of a sort, and loses it where they are sliced again.
+    return Kept(*lax.optimization_barrier(kept))
+
+
+def best_slots(first: Kept, second: Kept, n: int, k: int) -> tuple[Array, Array, Array]:
+    """(sums [..., k], slots [..., k], sound [...]) of the best of both halves.
+
+    Where a half has a NaN or +inf it is not sound: slots are then any in range.
+    """
+    sound = (first.scores[..., 0] < jnp.inf) & (second.scores[..., 0] < jnp.inf)
+
+    def calm(kept: Kept) -> Kept:
+        places = lax.broadcasted_iota(jnp.int32, kept.index.shape, kept.index.ndim - 1)
+        return Kept(
+            jnp.where(sound[..., None], kept.scores, 0),
+            jnp.where(sound[..., None], kept.index, places),
+        )
+
+    return *best_pairs(calm(first), calm(second), n, k), sound
 
 
 def flat_search(scores_HS: Array, k: int) -> Selection:
@@ -212,9 +243,11 @@ def flat_search(scores_HS: Array, k: int) -> Selection:
     """
     check_selection(k, scores_HS.shape[-1])
     wide_HS = _widen(scores_HS)
-    sound_H = _sound(wide_HS)
-    slots_HK = lax.top_k(_rankable(wide_HS, sound_H), k)[1]
-    return Selection(_poison(_pick(wide_HS, slots_HK), sound_H), slots_HK)
+    sound_H = jnp.all(wide_HS < jnp.inf, axis=-1)
+    # Top-k orders bit patterns: -0 is below 0, and a NaN is first or last by its sign.
+    clean_HS = jnp.where(sound_H[..., None] & (wide_HS != 0), wide_HS, 0)
+    slots_HK = lax.top_k(lax.stop_gradient(clean_HS), k)[1]
+    return Selection(poison(_pick(wide_HS, slots_HK), sound_H), slots_HK)
 
 
 def all_slot_scores(scores_HXN: Array) -> Array:
@@ -230,11 +263,17 @@ def all_slot_scores(scores_HXN: Array) -> Array:
     return grid_HNN.reshape(*first_HN.shape[:-1], n_slots)
 
 
+def poison(scores_HK: Array, sound_H: Array) -> Array:
+    """NaN for the scores of a head that is not sound, or whose sums overflowed."""
+    sound_H = sound_H & jnp.all(scores_HK < jnp.inf, axis=-1)
+    return scores_HK + jnp.where(sound_H, 0, jnp.nan)[..., None].astype(scores_HK.dtype)
+
+
 def _widen(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def _fitting(q_HXC: Array, keys_HXNC: Array) -> tuple[Array, Array]:
+def fitting(q_HXC: Array, keys_HXNC: Array) -> tuple[Array, Array]:
     """Queries and keys in one dtype, float32 at least, after a check of their axes."""
     if keys_HXNC.ndim != 4:
         raise ShapeError("keys", tuple(keys_HXNC.shape), "[H, X, N, C]")
@@ -272,24 +311,6 @@ def _halves(scores_HXN: Array) -> tuple[Array, Array]:
         raise ShapeError("scores", tuple(scores_HXN.shape), "[..., 2, N]")
     wide_HXN = _widen(scores_HXN)
     return wide_HXN[..., 0, :], wide_HXN[..., 1, :]
-
-
-def _sound(scores: Array) -> Array:
-    """Whether no score of the last axis is NaN or +inf."""
-    return jnp.all(scores < jnp.inf, axis=-1)
-
-
-def _rankable(scores: Array, sound: Array) -> Array:
-    """What top-k may see: top-k orders bit patterns, in which -0 is below 0 and a NaN
-    is first or last by its sign. Carries no gradient."""
-    clean = sound[..., None] & (scores != 0)
-    return lax.stop_gradient(jnp.where(clean, scores, 0))
-
-
-def _poison(scores: Array, sound: Array) -> Array:
-    """NaN for every score of a row that is not sound, or whose sums overflowed."""
-    sound = sound & _sound(scores)
-    return scores + jnp.where(sound, 0, jnp.nan)[..., None].astype(scores.dtype)
 
 
 def _pick(values: Array, index: Array) -> Array:
