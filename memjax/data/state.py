@@ -1,6 +1,7 @@
 """The saved place of a training stream.
 
-What: compares a saved state with what is read now, and rewrites its reader count.
+What: compares a saved state with what is read now, and rewrites its reader count;
+    `ForAnyReaders` does so whenever a state is restored.
 Why: a place in other data, or in another order, is no place; say which field differs.
 When not: saving it beside the parameters is the business of the checkpoint.
 """
@@ -31,6 +32,33 @@ def check_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     step = state.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise DataError(f"the saved state of the data has step = {step!r}")
+
+
+class ForAnyReaders:
+    """Batches that go on from a place which any number of readers has saved.
+
+    What batch number n holds depends on the configuration alone, and n is the step.
+
+    Args:
+        batches: of one reader; `restore` takes states of as many readers only.
+        n_readers: how many there are now.
+    """
+
+    def __init__(self, batches: Any, n_readers: int) -> None:
+        self._batches = batches
+        self._n_readers = n_readers
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def state(self) -> dict[str, Any]:
+        """As the batches' own."""
+        return self._batches.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken; errors as `Batches.restore`, except for the
+        number of readers."""
+        self._batches.restore({**state, "n_readers": self._n_readers})
 
 
 def state_for_readers(state: Mapping[str, Any], n_readers: int) -> dict[str, Any]:

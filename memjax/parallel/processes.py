@@ -30,6 +30,7 @@ _ENDED = "memjax/ended"
 _FOREVER_MS = 2**31 - 1
 _EXCHANGE_MS = 10 * 60 * 1000
 _LEAVE_S = 10.0
+_WORD_S = 3.0
 
 
 def connect(
@@ -113,6 +114,7 @@ class Connection:
 
     def __init__(self) -> None:
         self._ending = threading.Event()
+        self._told = threading.Event()
         self._thread = threading.Thread(
             target=self._watch, name="memjax-other-processes", daemon=True
         )
@@ -132,29 +134,46 @@ class Connection:
             self._thread.join(timeout=_LEAVE_S)
             jax.distributed.shutdown()
             return
+        gone = _is_lost_connection(error)
+        # The devices may notice that a process has gone before its word is here.
+        if self._told.wait(_WORD_S if gone else 0):
+            self._thread.join()
         self._ending.set()
         said = " ".join(str(error).split())[:500] or type(error).__name__
         _say(f"memjax/failed/{_me()}", said)
         _say(_ENDED, f"process {_me()} ended: {said}")
+        if gone:
+            raise TrainingError(
+                f"another process has gone ({_first_line(error)}); the same command "
+                "goes on from the newest checkpoint"
+            ) from error
 
     def _watch(self) -> None:
-        text = ""
-        while not text and not self._ending.is_set():
+        while True:
             try:
                 text = _client().blocking_key_value_get(_ENDED, _FOREVER_MS)
+                break
             except Exception as error:  # jax's own type for every cause
                 if "DEADLINE_EXCEEDED" not in str(error):
                     return
-        if self._ending.is_set():
+        if not text or self._ending.is_set():
             return
+        self._told.set()
         print(
             f"memjax: {text}; process {_me()} stops too; the same command goes on "
             "from the newest checkpoint",
             file=sys.stderr,
             flush=True,
         )
-        _say(f"memjax/left/{_me()}", "")
-        os._exit(1)
+        leave(1)
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    """Whether it is what devices raise when a process of a collective is missing."""
+    said = str(error).lower()
+    return isinstance(error, jax.errors.JaxRuntimeError) and any(
+        word in said for word in ("gloo", "nccl", "connection", "unavailable")
+    )
 
 
 def failed() -> bool:

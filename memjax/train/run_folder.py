@@ -26,6 +26,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from memjax.errors import ConfigError, TrainingError
+from memjax.parallel.processes import exchange
 from memjax.train.checkpoint import whole_steps
 from memjax.train.config import RESUMABLE_FIELDS
 from memjax.train.state import prng_implementation
@@ -36,6 +37,7 @@ RESULT_FILE = "result.json"
 CHECKPOINT_FOLDER = "checkpoints"
 _PACKAGES = ("memjax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _LARGEST_UNTRACKED = 200_000
+_SHARED_S = 60.0
 
 
 def open_run_folder(
@@ -80,9 +82,34 @@ def open_run_folder(
             f"run folder {path} cannot be used: {error.strerror or error}; "
             "allowed: a folder that may be written"
         ) from error
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("memjax run folder")
+    _check_shared(path)
     return path
+
+
+def _check_shared(path: Path) -> None:
+    """TrainingError in all processes unless each sees what process 0 has written.
+
+    A file system over a network may show a new file late; it has a minute.
+    """
+    if jax.process_count() == 1:
+        return
+    multihost_utils.sync_global_devices("memjax run folder")
+    written = exchange("run folder written", _starts(path))[0]
+    limit = time.monotonic() + _SHARED_S
+    while _starts(path) != written and time.monotonic() < limit:
+        time.sleep(0.2)
+    seen = exchange("run folder seen", _starts(path))
+    for process, text in enumerate(seen):
+        if text != written:
+            raise TrainingError(
+                f"run folder {path} of process {process} is not that of process 0; "
+                "allowed: a folder on a file system that all processes share"
+            )
+
+
+def _starts(path: Path) -> str:
+    starts = path / STARTS_FILE
+    return starts.read_text(encoding="utf-8") if starts.exists() else ""
 
 
 def write_result(run_dir: str | os.PathLike[str], result: Mapping[str, Any]) -> None:
