@@ -14,8 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
 
+from memjax.build.placement import (
+    activation_sharding,
+    placement,
+    table_layout,
+    table_sharding,
+    table_shardings,
+)
 from memjax.data.compressed_vocab import CompressedVocab, load_classes
 from memjax.data.document_pieces import document_pieces
 from memjax.data.pipeline import prepare
@@ -28,7 +34,6 @@ from memjax.layers.row_grad import value_and_row_grad
 from memjax.layers.table import READS, TABLES
 from memjax.models.language_model import LanguageModel
 from memjax.models.layouts import layouts, table_reads
-from memjax.models.parameter_axes import parameter_axes
 from memjax.models.parameters import (
     STATE,
     abstract_params,
@@ -41,13 +46,9 @@ from memjax.models.parameters import (
 from memjax.optim.build_tables import build_table_optimizer, check_table_settings
 from memjax.optim.ema import ema_params, init_ema, update_ema
 from memjax.optim.labels import apply_label_rules, path_name
-from memjax.parallel.logical_axes import (
-    ActivationSharding,
-    LogicalRules,
-    shardings_like,
-)
-from memjax.parallel.mesh import replicated
-from memjax.parallel.row_sharding import Division, RowSharding
+from memjax.parallel.division import divisions_of
+from memjax.parallel.logical_axes import ActivationSharding
+from memjax.parallel.row_sharding import RowSharding
 from memjax.train.model_state import ModelState
 from memjax.train.state import Ema, Placement
 from memjax.train.tables import TableTraining
@@ -72,30 +73,15 @@ class Parts:
         )
 
     @cached_property
-    def rules(self) -> LogicalRules:
-        """Where the logical axes of this experiment are split; needs the mesh."""
-        sizes = tuple(self.mesh.shape.items())
-        return LogicalRules(sizes, self.experiment.mesh.rules)
-
-    @cached_property
     def activations(self) -> ActivationSharding | None:
-        """How activations are divided; None where only the batch is."""
-        if self.mesh is None or self.mesh.size == self.mesh.shape["data"]:
-            return None
-        return ActivationSharding(self.mesh, self.rules)
+        """How activations are divided over the mesh."""
+        return activation_sharding(self.experiment, self.mesh)
 
     @cached_property
     def placement(self) -> Placement | None:
         """The shardings of a state; None where every device has all dense weights."""
-        if self.mesh is None or self.mesh.shape["fsdp"] * self.mesh.shape["tensor"] < 2:
-            return None
-        known = {}
-        dense = self.split(self.abstract)[0]
-        for path, leaf in jax.tree_util.tree_leaves_with_path(dense):
-            name = path_name(path)
-            spec = self.rules.spec(name, parameter_axes(name, leaf.shape), leaf.shape)
-            known[name] = (leaf.shape, spec)
-        return lambda tree: shardings_like(tree, self.mesh, known)
+        dense, _ = self.split(self.abstract)
+        return placement(self.experiment, self.mesh, dense)
 
     @cached_property
     def classes(self) -> CompressedVocab | None:
@@ -128,10 +114,8 @@ class Parts:
 
     @cached_property
     def table_sharding(self) -> RowSharding | None:
-        """How tables in mode "rows" are divided; None when they are not."""
-        if self.mesh is None or self.mesh.shape["table"] == 1 or not self.row_tables:
-            return None
-        return RowSharding(self.mesh, by=self.experiment.mesh.table_by)
+        """How tables in mode "rows" lie on several devices, divided or in copies."""
+        return table_sharding(self.experiment, self.mesh)
 
     @cached_property
     def row_tables(self) -> dict[str, int]:
@@ -308,17 +292,6 @@ class Parts:
             seed=experiment.seed,
         )
 
-        def shardings(tables: Any, state: Any) -> tuple[Any, Any]:
-            if sharding is None:
-                whole = replicated(self.mesh)
-                return jax.tree.map(lambda _: whole, (tables, state))
-            divided = self._placed(sharding.spec)
-            specs = optimizer.state_specs(tables)
-            return (
-                jax.tree.map(lambda _: divided, tables),
-                jax.tree.map(self._placed, specs, is_leaf=_is_spec),
-            )
-
         return TableTraining(
             split=self.split,
             merge=self.merge,
@@ -326,20 +299,13 @@ class Parts:
             init=optimizer.init,
             apply=optimizer.apply,
             mean=optimizer.mean,
-            shardings=shardings,
-            layout={
-                "rows": self.row_tables,
-                "parts": 1 if sharding is None else sharding.n_parts,
-                "by": "rows" if sharding is None else sharding.by,
-            },
+            shardings=table_shardings(self.mesh, sharding, optimizer),
+            layout=table_layout(self.row_tables, sharding),
             repartition=lambda tables, state, old: optimizer.repartition(
-                tables, state, Division(old["parts"], old["by"])
+                tables, state, divisions_of(old)
             ),
             keeps_mean=experiment.optim.table_ema_decay is not None,
         )
-
-    def _placed(self, spec: PartitionSpec) -> NamedSharding:
-        return NamedSharding(self.mesh, spec)
 
     def _reads(self) -> dict[str, int]:
         """Rows that a step reads from each table in mode "rows"."""
@@ -375,7 +341,3 @@ def _summed_nats(
 ) -> tuple[Array, dict[str, Array]]:
     nats_BT = token_nats(logits_BTV, batch["targets"]) * batch["weights"]
     return jnp.sum(nats_BT), {"weight": jnp.sum(batch["weights"])}
-
-
-def _is_spec(leaf: Any) -> bool:
-    return isinstance(leaf, PartitionSpec)

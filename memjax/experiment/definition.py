@@ -18,6 +18,7 @@ from memjax.data.config import DataConfig
 from memjax.errors import ConfigError, DataError
 from memjax.experiment import paths
 from memjax.models.config import ModelConfig
+from memjax.models.hash_columns import hash_columns
 from memjax.models.parameter_axes import parameter_axes
 from memjax.models.parameters import abstract_params
 from memjax.optim.config import OptimConfig
@@ -131,6 +132,17 @@ class Experiment:
         if not divided:
             raise ConfigError(
                 "mesh.table", self.mesh.table, "1 without a memory in table_mode 'rows'"
+            )
+        columns = hash_columns(self.model)
+        for path, rows in columns if self.mesh.table_by == "hash_columns" else ():
+            if len(rows) % max(parts, 1):
+                allowed = f"a divisor of the {len(rows)} hash columns of {path}"
+                raise ConfigError("mesh.table", parts, allowed)
+        if self.mesh.table_by == "hash_columns" and not columns:
+            raise ConfigError(
+                "mesh.table_by",
+                "hash_columns",
+                "another without a table in mode 'rows' that is read by hash column",
             )
         for i, memory in divided:
             widths = memory.table_widths(self.model.d_model)

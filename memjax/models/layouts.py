@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from memjax.errors import ConfigError
 from memjax.layers.engram import EngramConfig
+from memjax.layers.memory import TableSpec
 from memjax.layers.token_rows import TokenRows
 from memjax.models.config import ModelConfig
 from memjax.models.memories import hashed, placed
@@ -80,12 +81,16 @@ class TableReads(NamedTuple):
         width: W of a row.
         weighed: whether the rows are summed with weights, or taken as they are.
         mode: of the table, such as "rows".
+        layers: that read it, ascending.
+        spec: the table.
     """
 
     rows: int
     width: int
     weighed: bool
-    mode: str = "dense"
+    mode: str
+    layers: tuple[int, ...]
+    spec: TableSpec
 
 
 def table_reads(config: ModelConfig) -> dict[str, TableReads]:
@@ -102,11 +107,13 @@ def table_reads(config: ModelConfig) -> dict[str, TableReads]:
                 owner = f"shared_{memory.shared_table}"
             for table, spec in specs.items():
                 path = f"{owner}/{table}"
-                before = found[path].rows if path in found else 0
+                before = found.get(path)
                 found[path] = TableReads(
-                    before + spec.reads,
+                    spec.reads + (before.rows if before else 0),
                     spec.width,
                     not hashed(memory),
                     memory.table_mode,
+                    (*(before.layers if before else ()), layer),
+                    spec,
                 )
     return found

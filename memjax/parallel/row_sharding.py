@@ -210,10 +210,12 @@ class RowSharding:
             ids = _of_group(ids)
             weights = None if weights is None else _of_group(weights)
             cotangent = (send if self.by == "columns" else _of_group)(cotangent)
-        others = BATCH_AXES[:-1]
+        found = RowGradient(ids, weights, cotangent)
+        others = [axis for axis in BATCH_AXES[:-1] if self.mesh.shape[axis] > 1]
+        if not others:
+            return found
         return jax.tree.map(
-            lambda x: lax.all_gather(x, others, tiled=True),
-            RowGradient(ids, weights, cotangent),
+            lambda x: lax.all_gather(x, tuple(others), tiled=True), found
         )
 
     def _by_column(self, ids: jax.Array) -> bool:
@@ -302,22 +304,33 @@ class RowSharding:
 
 def _of_group(x: jax.Array) -> jax.Array:
     """The first axis of the whole group, from all its devices."""
-    return lax.all_gather(x, AXIS, tiled=True)
+    return x if _alone() else lax.all_gather(x, AXIS, tiled=True)
 
 
 def _sent(x: jax.Array, axis: int) -> jax.Array:
     """Each device's share of an axis, for the first axis of the whole group."""
+    if _alone():
+        return x
     return lax.all_to_all(x, AXIS, split_axis=axis, concat_axis=0, tiled=True)
 
 
 def _sent_back(x: jax.Array, axis: int) -> jax.Array:
     """The inverse of `_sent`."""
+    if _alone():
+        return x
     return lax.all_to_all(x, AXIS, split_axis=0, concat_axis=axis, tiled=True)
 
 
 def _added_up(x: jax.Array) -> jax.Array:
     """Sums over the group, each device those of its own part of the first axis."""
+    if _alone():
+        return x
     return lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True)
+
+
+def _alone() -> bool:
+    """Whether a device has whole tables."""
+    return lax.axis_size(AXIS) == 1
 
 
 def _nan_outside(rows: jax.Array, ids: jax.Array, n_rows: int) -> jax.Array:
