@@ -24,6 +24,7 @@ from memjax.build.knn import knn_scores
 from memjax.build.parts import Parts
 from memjax.build.sizes import check_memory
 from memjax.data.pipeline import eval_batches, prepare, train_batches
+from memjax.data.state import ForAnyReaders
 from memjax.data.tokenizer import load_tokenizer
 from memjax.errors import CheckpointError, ConfigError
 from memjax.evaluate.generate import generate
@@ -37,6 +38,7 @@ from memjax.models.parameters import cost, merge_variables
 from memjax.optim.build import build_optimizer, schedules
 from memjax.optim.labels import group_norms
 from memjax.parallel.mesh import data_reader, global_batch, make_mesh
+from memjax.parallel.processes import agree
 from memjax.train.config import RESUMABLE_FIELDS
 from memjax.train.loop import fit
 from memjax.train.restore_params import restore_params
@@ -99,6 +101,7 @@ def train(
         prepared=prepared,
         row_ids=parts.row_ids,
     ) as batches:
+        agree("data", {**batches.state(), "fingerprint": parts.fingerprint()})
         # Last, so that an error above leaves no folder in the way of the next try.
         folder = open_run_folder(
             run_dir,
@@ -114,7 +117,7 @@ def train(
             init_params=parts.init_params,
             loss_fn=parts.training_loss,
             transform=transform,
-            batches=batches,
+            batches=ForAnyReaders(batches, n_readers),
             eval_fn=evaluator,
             learning_rate=lambda step: {
                 group: rate(step) for group, rate in rates.items()
