@@ -1,6 +1,6 @@
 """`memjax doctor`: what this machine has and lacks.
 
-What: devices, versions, mesh, disk, cache, and which extras are installed.
+What: devices, processes, versions, mesh, disk, cache, and which extras are installed.
 Why: the first question of every bug report, answered by one command.
 When not: an experiment; `memjax show FILE` describes one without a device.
 """
@@ -17,6 +17,8 @@ from typing import Annotated, Any
 import tyro
 
 from memjax.cli.arguments import parse
+from memjax.cli.process_options import ProcessOptions, joined, wanted_processes
+from memjax.parallel.clusters import Wanted
 from memjax.report.plan import bytes_text
 from memjax.report.text_table import text_table
 
@@ -40,8 +42,12 @@ EXTRAS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doctor:
-    """Print devices, versions, mesh, disk and extras of this machine."""
+class Doctor(ProcessOptions):
+    """Print devices, versions, mesh, disk and extras of this machine.
+
+    With the options of several processes, they are joined first, which tries out
+    whether they find each other.
+    """
 
     file: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = (
         None
@@ -52,9 +58,24 @@ class Doctor:
 def run(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
     command = parse(Doctor, argv, "doctor")
-    for title, text in report(command.file).items():
-        print(f"{title}\n{_indented(text)}")
+    with joined(command) as speaks:
+        sections = report(command.file)
+        sections["processes"] = _processes(wanted_processes(command))
+        for title, text in sections.items() if speaks else ():
+            print(f"{title}\n{_indented(text)}", flush=True)
     return 0
+
+
+def _processes(joined_by: Wanted | None) -> str:
+    import jax
+
+    here, count = jax.local_device_count(), jax.process_count()
+    if joined_by is None:
+        return f"one, joined to no other; {here} devices here"
+    return (
+        f"process {jax.process_index()} of {count}, joined by {joined_by.found_by}; "
+        f"{here} devices here, {jax.device_count()} in all"
+    )
 
 
 def report(file: str | None) -> dict[str, str]:
@@ -100,8 +121,12 @@ def _versions() -> list[list[str]]:
 
 def _devices(devices: Sequence[Any]) -> list[str]:
     lines = []
+    import jax
+
+    here = set(jax.local_devices())  # only these tell what memory they have
     for device in devices:
-        limit = (device.memory_stats() or {}).get("bytes_limit")
+        stats = device.memory_stats() if device in here else None
+        limit = (stats or {}).get("bytes_limit")
         memory = f", {bytes_text(limit)}" if limit else ""
         lines.append(f"{device} ({device.device_kind}{memory})")
     return lines

@@ -39,6 +39,9 @@ class Train(ProcessOptions):
     """Size, for files that offer several."""
     no_sample: Flag = False
     """Do not print a sample of text at the end."""
+    stopped_code: int = 0
+    """Exit code of a run that was told to stop, and saved. A cluster that starts failed
+    jobs again needs one that is not 0."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -55,11 +58,10 @@ def run(argv: Sequence[str]) -> int:
 
     quiet_libraries()
     with joined(command) as speaks:
-        _train(command, target, speaks)
-    return 0
+        return _train(command, target, speaks)
 
 
-def _train(command: Train, target: Target, speaks: bool) -> None:
+def _train(command: Train, target: Target, speaks: bool) -> int:
     """`speaks`: this is the process that prints and writes, of one or several."""
     import jax
 
@@ -77,8 +79,10 @@ def _train(command: Train, target: Target, speaks: bool) -> None:
         print(plan_text(describe(experiment)), flush=True)
     earlier = read_result(run_dir)
     result = train(experiment, run_dir, changes=changes)
-    if result["stopped_by"] is not None or not speaks:
-        return  # a stopped run is saved; the loop has said how to go on
+    if result["stopped_by"] is not None:
+        return command.stopped_code  # it is saved; the loop has said how to go on
+    if not speaks:
+        return 0
     keep_test_scores(run_dir, earlier)
     if not command.no_sample and jax.process_count() > 1:
         print(f"\nfor a sample, in one process: memjax sample {run_dir}")
@@ -87,6 +91,7 @@ def _train(command: Train, target: Target, speaks: bool) -> None:
         print(f"\na sample:\n{readable(text)}")
     print(f"\n{results_table(result)}\n")
     print(f"run folder: {run_dir}")
+    return 0
 
 
 def keep_test_scores(run_dir: Path, earlier: Mapping[str, Any] | None) -> None:

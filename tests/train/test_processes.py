@@ -45,10 +45,12 @@ def test_two_processes_train_as_one_and_one_goes_on(experiment, whole, tmp_path)
     words = ("train", experiment, "--run-dir", tmp_path / "run")
     told = "import signal; os.kill(os.getpid(), signal.SIGTERM)"
     pair = commands.start_pair(
-        *words, before=("", commands.patch(failing=3, action=told))
+        *words,
+        *("--stopped-code", 75),
+        before=("", commands.patch(failing=3, action=told)),
     )
     (code, out, err), (other_code, other_out, other_err) = commands.finish(pair)
-    assert (code, other_code) == (0, 0), err + other_err
+    assert (code, other_code) == (75, 75), err + other_err
     assert out.endswith("SIGTERM: saved at step 5; rerun to go on")
     assert other_out == "" and other_err == "", "process 0 speaks for all"
     assert_same_losses(tmp_path / "run", whole, range(1, 6))
