@@ -26,7 +26,8 @@ if [[ $1 == train ]]; then set -- "$@" --stopped-code 75; fi
 
 read -ra more <<<"${OPTIONS:-}"
 words=(xpk workload create --workload="$name" --cluster="$cluster" --tpu-type="$tpu")
-words+=(--num-slices="$slices" --docker-image="$image" --max-restarts=20 "${more[@]}")
+words+=(--num-slices="$slices" --docker-image="$image" --max-restarts=20)
+words+=(--restart-on-user-code-failure "${more[@]}")
 words+=(--command="memjax$(printf ' %q' "$@")")
 if [[ $dry ]]; then
   printf '%q ' "${words[@]}"

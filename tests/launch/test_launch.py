@@ -158,6 +158,7 @@ def test_xpk_submits_the_slices():
     assert {"--workload=pod1", "--cluster=my-cluster", "--tpu-type=v6e-256"} < set(
         words
     )
+    assert {"--max-restarts=20", "--restart-on-user-code-failure"} < set(words)
     assert {"--num-slices=2", "--docker-image=host/image:1", "--zone=z"} < set(words)
     command = shlex.split(words[-1].removeprefix("--command="))
     assert command == ["memjax", *TRAIN, "--stopped-code", "75"]
