@@ -4,7 +4,7 @@ What: `KERNELS`; and for each part of an embedding bag a function that runs the 
     which was named, or on its own the one for the platform the program is for.
 Why: one traced program lowers to kernels on NVIDIA GPUs and to XLA elsewhere; callers
     hold the plain form and know no back end.
-When not: the kernels themselves; see `triton_kernels`.
+When not: the kernels themselves; see `triton_kernels` and `mosaic_kernels`.
 
 "auto" is XLA but on NVIDIA GPUs, where it is Triton. There, too, it is XLA for what a
 kernel cannot read, and in a program for several devices outside `shard_map`: XLA cannot
@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from memjax.errors import ConfigError
 from memjax.ops.lowered_kernel import Form, lowered_kernel
 
-KERNELS = ("auto", "xla", "triton")
+KERNELS = ("auto", "xla", "triton", "mosaic")
 # The kernels as ordinary programs, for tests and for a look at them without a GPU.
-INTERPRETED = ("triton_interpreted",)
+INTERPRETED = ("triton_interpreted", "mosaic_interpreted")
 ITEM_READS = 64
 
 Table = tuple[jax.Array, ...]
@@ -156,7 +156,10 @@ def _problem(back_end: str, table: Table, floats: Sequence[jax.Array]) -> str | 
 
 
 def _module(back_end: str) -> ModuleType:
-    del back_end
+    if back_end == "mosaic":
+        from memjax.ops import mosaic_kernels
+
+        return mosaic_kernels
     from memjax.ops import triton_kernels
 
     return triton_kernels

@@ -7,9 +7,11 @@ Why: XLA writes the rows it gathers to memory before it adds them up; here a row
 When not: other platforms, and callers; `bag_kernels` decides who runs.
 
 A table is a tuple: (table,) with float32, bfloat16, float16 or uint16 (the bits of
-bfloat16), or (codes, scales) of `fp8`. Ids outside the table count nothing: no address
-is formed from them. All sums are float32, in an order that only shapes decide. Nothing
-is written by two programs, so there are no atomic additions.
+bfloat16), or (codes, scales) of `fp8`. XLA picks the scales of the reads: those of a
+table of more than 2^32 bytes may be too few bytes to be addressed here. Ids outside the
+table count nothing: no address is formed from them. All sums are float32, in an order
+that only shapes decide. Nothing is written by two programs, so there are no atomic
+additions.
 """
 
 import math
@@ -35,13 +37,12 @@ def problem(table: Sequence[Any]) -> str | None:
     Offsets into arrays of up to 2^32 bytes have 32 bits and a sign, so that entries
     beyond 2^31 would be looked for before the array; of wider entries there are fewer.
     """
-    for array in table:
-        size = math.prod(array.shape)
-        if jnp.dtype(array.dtype).itemsize == 1 and 2**31 < size <= 2**32:
-            return (
-                f"tables of {size} bytes: Triton cannot address arrays of 1-byte "
-                "entries between 2^31 and 2^32 bytes; divide the table"
-            )
+    size = math.prod(table[0].shape)
+    if jnp.dtype(table[0].dtype).itemsize == 1 and 2**31 < size <= 2**32:
+        return (
+            f"tables of {size} bytes: Triton cannot address 1-byte entries in arrays "
+            "of more than 2^31 and up to 2^32 bytes; divide the table"
+        )
     return None
 
 
@@ -61,8 +62,9 @@ def bag_sums(
         )
         _store(out_ref, token, columns, sums)
 
-    operands = (ids_NK.reshape(-1), weights_NK.reshape(-1), *table)
-    return _call(kernel, n_tokens, width, interpret, "bag_sums")(*operands)
+    ids_P = ids_NK.reshape(-1)
+    call = _call(kernel, n_tokens, width, interpret, "bag_sums")
+    return call(ids_P, weights_NK.reshape(-1), *_of_reads(table, ids_P))
 
 
 def bag_weights(
@@ -86,7 +88,7 @@ def bag_weights(
 
             def block(j: jax.Array, products: jax.Array) -> jax.Array:
                 columns = j * step + jnp.arange(step), width
-                rows = _rows(table_refs, ids, inside, columns)
+                rows = _rows(table_refs, ids, inside, columns, first + at)
                 cotangent = _load(
                     cotangent_ref.at[token, columns[0]], columns[0] < width, 0
                 )
@@ -98,10 +100,10 @@ def bag_weights(
 
         _loop(0, -(-n_reads // _ROWS_AT_A_TIME), group, None)
 
-    flat = _call(
-        kernel, n_tokens, step, interpret, "bag_weights", (n_tokens * n_reads,)
-    )(ids_NK.reshape(-1), cotangent_NW, *table)
-    return flat.reshape(n_tokens, n_reads)
+    ids_P = ids_NK.reshape(-1)
+    call = _call(kernel, n_tokens, step, interpret, "bag_weights", ids_P.shape)
+    products_P = call(ids_P, cotangent_NW, *_of_reads(table, ids_P))
+    return products_P.reshape(n_tokens, n_reads)
 
 
 def segment_sums(
@@ -159,7 +161,8 @@ def fp8_rows(table: Stored, ids_P: jax.Array, interpret: bool) -> jax.Array:
         here, columns = at < n_reads, _columns(width)
         ids = _load(ids_ref.at[at], here, 0)
         inside = (ids >= 0) & (ids < n_rows)
-        rows = _rows((codes_ref, scales_ref), ids, here & inside, columns, _NAN_CODE)
+        table_refs = (codes_ref, scales_ref)
+        rows = _rows(table_refs, ids, here & inside, columns, at, _NAN_CODE)
         _plt().store(
             out_ref.at[at[:, None], columns[0][None, :]],
             rows.astype(jnp.bfloat16),
@@ -169,7 +172,14 @@ def fp8_rows(table: Stored, ids_P: jax.Array, interpret: bool) -> jax.Array:
     n_programs = -(-n_reads // _ROWS_AT_A_TIME)
     out = (n_reads, width)
     call = _call(kernel, n_programs, width, interpret, "fp8_rows", out, jnp.bfloat16)
-    return call(ids_P, *table)
+    return call(ids_P, *_of_reads(table, ids_P))
+
+
+def _of_reads(table: Stored, ids_P: jax.Array) -> Stored:
+    """A table as a kernel is handed it: FP8 with the scales [P, B] of the reads."""
+    if len(table) == 1:
+        return table
+    return table[0], table[1].at[ids_P].get(mode="clip", wrap_negative_indices=False)
 
 
 Columns = tuple[jax.Array, int]
@@ -195,7 +205,7 @@ def _sum_of_reads(
         here = at < end
         ids = at if ids_ref is None else _load(ids_ref.at[at], here, 0)
         inside = here & (ids >= 0) & (ids < n_rows)
-        rows = _rows(table_refs, ids, inside, columns)
+        rows = _rows(table_refs, ids, inside, columns, at)
         if weights_ref is not None:
             weights = wide(_load(weights_ref.at[at], here, 0))
             # What is outside counts nothing, whatever its weight.
@@ -211,16 +221,18 @@ def _rows(
     ids: jax.Array,
     inside: jax.Array,
     columns: Columns,
+    reads: jax.Array,
     other: int = 0,
 ) -> jax.Array:
-    """Some columns of some rows, float32; masked ones are not touched."""
+    """Some columns of some rows, float32; masked ones are not touched. `reads` are the
+    numbers of the reads, whose scales come in their order."""
     at, width = columns
     mask = inside[:, None] & (at < width)[None, :]
     stored = _load(table_refs[0].at[ids[:, None], at[None, :]], mask, other)
     if len(table_refs) == 1:
         return wide(stored)
     block = width // table_refs[1].shape[1]
-    scales_at = table_refs[1].at[ids[:, None], (at // block)[None, :]]
+    scales_at = table_refs[1].at[reads[:, None], (at // block)[None, :]]
     return decoded(stored, _load(scales_at, mask, 0))
 
 
