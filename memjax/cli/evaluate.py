@@ -26,6 +26,7 @@ from memjax.cli.arguments import (
     parse_with_overrides,
 )
 from memjax.cli.knn import KnnOptions, knn_config, knn_text
+from memjax.cli.process_options import ProcessOptions, joined, wanted_processes
 from memjax.cli.table import rows_of
 from memjax.cli.target import SweepTarget, resolve, resolve_sweep
 from memjax.errors import CheckpointError
@@ -38,7 +39,7 @@ from memjax.report.text_table import text_table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eval(KnnOptions):
+class Eval(KnnOptions, ProcessOptions):
     """Bits per byte of a run, every byte of the part scored once.
 
     Test is scored by an explicit --split test, only of finished runs, and recorded in
@@ -46,6 +47,9 @@ class Eval(KnnOptions):
     also tables of how its memories are used and trusted. With --fp8, also the score
     with the memory tables in 8-bit floats. With --knn, also kNN-LM: the
     model mixed with what followed the nearest states of the training text.
+
+    A run of several processes is scored by several, in the same words as in `memjax
+    train`; the three measurements beside the score are of one process.
     """
 
     file: File
@@ -92,6 +96,15 @@ def run(argv: Sequence[str]) -> int:
     knn = knn_config(command)
     if knn is not None and command.split == "test" and len(knn.lambdas) > 1:
         raise UsageError("lambda is chosen on valid; test takes one --knn-lambda")
+    measures = command.memory or command.knn or command.fp8
+    if measures and wanted_processes(command) is not None:
+        raise UsageError("--memory, --fp8 and --knn are for one process")
+    with joined(command) as speaks:
+        return _evaluate(command, given, knn, speaks)
+
+
+def _evaluate(command: Eval, given: dict[str, Any], knn: Any, speaks: bool) -> int:
+    """`speaks`: this is the process that prints and writes, of one or several."""
     if command.sweep:
         if command.memory or command.knn or command.fp8 or command.json is not None:
             raise UsageError(
@@ -99,19 +112,23 @@ def run(argv: Sequence[str]) -> int:
             )
         sweep = resolve_sweep(command.file, **given)
         for run_dir in selected_runs(sweep):
-            scores = score(run_dir, command.split, again=command.again)
-            print(f"{run_dir.name}: {scores[f'{command.split}_bpb']:.4f}", flush=True)
+            scores = score(run_dir, command.split, again=command.again, speaks=speaks)
+            if speaks:
+                found = scores[f"{command.split}_bpb"]
+                print(f"{run_dir.name}: {found:.4f}", flush=True)
         return 0
     target = resolve(command.file, **given)
     if not (target.run_dir / CONFIG_FILE).is_file():
         raise CheckpointError(
             f"{target.run_dir} holds no run; allowed: a folder that `memjax train` made"
         )
-    if overrides and Path(command.file).is_dir():
+    if given["overrides"] and Path(command.file).is_dir():
         raise UsageError(
             "overrides name the run of an experiment file, not of a folder"
         )
-    scores = score(target.run_dir, command.split, again=command.again)
+    scores = score(target.run_dir, command.split, again=command.again, speaks=speaks)
+    if not speaks:
+        return 0
     print(results_table(scores, split=command.split))
     if command.memory:
         from memjax.run import measure_memory
@@ -143,8 +160,12 @@ def _without_nan(plain: Any) -> Any:
     return None if isinstance(plain, float) and not math.isfinite(plain) else plain
 
 
-def score(run_dir: Path, split: str, *, again: bool = False) -> dict[str, Any]:
+def score(
+    run_dir: Path, split: str, *, again: bool = False, speaks: bool = True
+) -> dict[str, Any]:
     """Score one run; a test score is taken from, or added to, its result file.
+
+    Of several processes only one `speaks`, that is, prints and writes.
 
     Raises CheckpointError for a test score of a run that has not finished.
     """
@@ -163,10 +184,11 @@ def score(run_dir: Path, split: str, *, again: bool = False) -> dict[str, Any]:
                 f"{config.train.n_steps}: only finished runs are scored on test"
             )
         if "test_bpb" in result and not again:
-            print(f"{run_dir}: test was scored {result['test_scored'][-1]}")
+            if speaks:
+                print(f"{run_dir}: test was scored {result['test_scored'][-1]}")
             return result
     scores = evaluate(run_dir, split)
-    if split == "test" and result is not None:
+    if split == "test" and result is not None and speaks:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         result |= {name: scores[name] for name in ("test", "test_bpb")}
         result["test_scored"] = [*result.get("test_scored", []), now]
