@@ -1,8 +1,8 @@
 """Three steps of a tiny model on any mesh.
 
-What: `run`, from an experiment's parts to losses, the state and the compiled step.
+What: `program`, the compiled step of an experiment on a mesh; `run`, losses and state.
 Why: several tests look at the same few programs, which take seconds to compile.
-When not: the loop, data and files; `tests/test_run_mesh.py` goes through those.
+When not: the loop, its data and its files; other tests go through those.
 """
 
 from functools import cache
@@ -26,7 +26,14 @@ from memjax.train.step import make_train_step
 
 N_STEPS, ROWS, CONTEXT = 3, 16, 8
 ENGRAM = EngramConfig(
-    layers=(0,), n_heads=2, rows_per_head=50, row_width=4, table_mode="rows"
+    form="v41",
+    layers=(0,),
+    n_heads=2,
+    rows_per_head=50,
+    row_width=4,
+    table_std=0.3,
+    norm_eps=1e-6,
+    table_mode="rows",
 )
 PRODUCT_KEYS = ProductKeyConfig(
     layers=(1,), n_sub_keys=8, key_width=8, n_heads=2, k=3, table_mode="rows"
@@ -72,45 +79,19 @@ def batch(number: int) -> dict[str, np.ndarray]:
     }
 
 
+class Program(NamedTuple):
+    """What a mesh needs to train: parts, shapes of the state, the compiled step."""
+
+    parts: Parts
+    abstract: Any
+    step: Any
+
+
 class Run(NamedTuple):
-    """Losses of the steps, the state after them, its parts, text of the program."""
+    """Losses of the steps, and the state after them."""
 
     losses: list[float]
     state: Any
-    parts: Parts
-    program: str
-
-
-def abstract(parts: Parts) -> Any:
-    return abstract_state(parts.init_params, transform_of(parts), **_options(parts))
-
-
-def transform_of(parts: Parts) -> Any:
-    return build_optimizer(parts.experiment.optim, parts.dense_labels, N_STEPS)
-
-
-def _options(parts: Parts) -> dict[str, Any]:
-    return {
-        "mesh": parts.mesh,
-        "ema": parts.ema,
-        "tables": parts.tables,
-        "placement": parts.placement,
-    }
-
-
-def step_of(parts: Parts) -> Any:
-    """The compiled step."""
-    like = abstract(parts)
-    step = make_train_step(
-        parts.training_loss,
-        transform_of(parts),
-        accumulate_steps=parts.experiment.train.accumulate_steps,
-        update_ema=parts.ema.update if parts.ema else None,
-        tables=parts.tables,
-        mesh=parts.mesh,
-        shardings=jax.tree.map(lambda x: x.sharding, like),
-    )
-    return step.lower(like, global_batch(parts.mesh, batch(0))).compile()
 
 
 def parts_on(mesh: MeshConfig, n_devices: int, **train: Any) -> Parts:
@@ -118,17 +99,46 @@ def parts_on(mesh: MeshConfig, n_devices: int, **train: Any) -> Parts:
     return Parts(settings, make_mesh(mesh, jax.devices()[:n_devices]))
 
 
-def go_on(parts: Parts, step: Any, state: Any, numbers: range) -> Run:
+def _state(make: Any, parts: Parts) -> Any:
+    transform = build_optimizer(parts.experiment.optim, parts.dense_labels, N_STEPS)
+    return make(
+        parts.init_params,
+        transform,
+        parts.mesh,
+        ema=parts.ema,
+        tables=parts.tables,
+        placement=parts.placement,
+    )
+
+
+@cache
+def program(mesh: MeshConfig, n_devices: int = 8, accumulate_steps: int = 1) -> Program:
+    parts = parts_on(mesh, n_devices, accumulate_steps=accumulate_steps)
+    like = _state(abstract_state, parts)
+    step = make_train_step(
+        parts.training_loss,
+        build_optimizer(parts.experiment.optim, parts.dense_labels, N_STEPS),
+        accumulate_steps=accumulate_steps,
+        update_ema=parts.ema.update if parts.ema else None,
+        tables=parts.tables,
+        mesh=parts.mesh,
+        shardings=jax.tree.map(lambda x: x.sharding, like),
+    )
+    found = step.lower(like, global_batch(parts.mesh, batch(0))).compile()
+    return Program(parts, like, found)
+
+
+def go_on(found: Program, state: Any, numbers: range) -> Run:
     losses = []
     for number in numbers:
-        state, metrics = step(state, global_batch(parts.mesh, batch(number)))
+        placed = global_batch(found.parts.mesh, batch(number))
+        state, metrics = found.step(state, placed)
         losses.append(float(metrics["loss"]))
-    return Run(losses, state, parts, step.as_text())
+    return Run(losses, state)
 
 
 @cache
 def run(mesh: MeshConfig, n_devices: int = 8, accumulate_steps: int = 1) -> Run:
     """All steps from the start."""
-    parts = parts_on(mesh, n_devices, accumulate_steps=accumulate_steps)
-    state = init_state(parts.init_params, transform_of(parts), **_options(parts))
-    return go_on(parts, step_of(parts), state, range(N_STEPS))
+    found = program(mesh, n_devices, accumulate_steps)
+    return go_on(found, _state(init_state, found.parts), range(N_STEPS))
