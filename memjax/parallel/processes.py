@@ -140,6 +140,8 @@ class Connection:
             self._thread.join()
         self._ending.set()
         said = " ".join(str(error).split())[:500] or type(error).__name__
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            said = "told to stop, and not training"
         _say(f"memjax/failed/{_me()}", said)
         _say(_ENDED, f"process {_me()} ended: {said}")
         if gone:
