@@ -201,8 +201,10 @@ def declare_table(
     shape = (n_rows, width) if sharding is None else sharding.shape(n_rows, width)
 
     def make() -> jax.Array:
-        values = store(init(module.make_rng("params"), (n_rows, width), dtype))
-        return values if sharding is None else sharding.division.spread(values, n_rows)
+        key = module.make_rng("params")
+        if sharding is not None:
+            return sharding.drawn(init, key, n_rows, width, dtype)
+        return store(init(key, (n_rows, width), dtype))
 
     stored = module.variable(TABLES, name, make).value
     if stored.shape != shape:

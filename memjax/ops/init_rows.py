@@ -52,6 +52,13 @@ def init_rows(
     return init(key, (n_rows, width), dtype)
 
 
+def counting_key(key_2: jax.Array, start_2: jax.Array) -> jax.Array:
+    """A threefry key whose first draw begins with entry start_2 (high and low word, as
+    uint32) of what key data key_2 would draw; traceable. It cannot be split."""
+    data_4 = jnp.concatenate([key_2, start_2])
+    return jax.random.wrap_key_data(data_4, impl=_counting())
+
+
 @functools.cache
 def _counting() -> Any:
     """A generator whose key says where its counter begins."""

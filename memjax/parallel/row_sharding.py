@@ -28,8 +28,9 @@ from memjax.ops.embedding_bag import (
     weighted_sums,
     weights_gradient,
 )
+from memjax.ops.init_rows import counting_key
 from memjax.ops.row_gradient import RowGradient
-from memjax.ops.rows import get_rows
+from memjax.ops.rows import get_rows, store
 from memjax.ops.split import Split
 from memjax.parallel.division import Division
 from memjax.parallel.logical_axes import BATCH_AXES
@@ -117,6 +118,40 @@ class RowSharding:
         bounds = self.division.bounds(n_rows) if self.column_rows else None
         return Split(n_rows=n_rows, row_axis=AXIS, bounds=bounds)
 
+    def drawn(
+        self, init: Any, key: jax.Array, n_rows: int, width: int, dtype: Any
+    ) -> jax.Array:
+        """Initial values init(key, (n_rows, width), dtype), as a table is stored.
+
+        The same rows on any number of devices. By hash columns a device draws its own
+        rows, where keys are those of threefry; init must draw once, entry by entry.
+        """
+        shape = (n_rows, width)
+        typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        counts = typed and str(jax.random.key_impl(key)) == "threefry2x32"
+        if not (self.column_rows and counts and jax.config.jax_threefry_partitionable):  # pyright: ignore[reportAttributeAccessIssue]
+            return store(self.division.spread(init(key, shape, dtype), n_rows))
+        bounds = np.array(self.division.bounds(n_rows), np.int64)
+        first = bounds[:-1] * width
+        starts_G2 = np.stack([first >> 32, first & 0xFFFFFFFF], 1).astype(np.uint32)
+        n_stored = self.division.padded(n_rows) // self.n_parts
+
+        def part(key_2: jax.Array) -> jax.Array:
+            at = lax.axis_index(AXIS)
+            own_key = counting_key(key_2, jnp.asarray(starts_G2)[at])
+            values = init(own_key, (n_stored, width), dtype)
+            n_own = jnp.asarray(np.diff(bounds), jnp.int32)[at]
+            return store(jnp.where(jnp.arange(n_stored)[:, None] < n_own, values, 0))
+
+        divided = jax.shard_map(
+            part,
+            mesh=self.mesh,
+            in_specs=PartitionSpec(),
+            out_specs=self.spec,
+            check_vma=False,
+        )
+        return divided(jax.random.key_data(key))
+
     def place(self, table_RW: Any) -> jax.Array:
         """Put a whole table [R, W], stored as tables are, on the mesh, padded.
 
@@ -149,7 +184,12 @@ class RowSharding:
         return found if ids.ndim else found[0]
 
     def bag(
-        self, table_RW: jax.Array, ids: Any, weights: jax.Array, n_rows: int
+        self,
+        table_RW: jax.Array,
+        ids: Any,
+        weights: jax.Array,
+        n_rows: int,
+        kernel: str = "auto",
     ) -> jax.Array:
         """`embedding_bag` of a divided table; the first axis of the ids is split.
 
@@ -164,17 +204,24 @@ class RowSharding:
         check_weights(ids, weights)
         lead = ids.shape[:-1]
         flat = ids if lead else ids[None]
-        sums = self._bag(table_RW, flat, weights.reshape(flat.shape), n_rows)
+        weights = weights.reshape(flat.shape)
+        sums = self._bag(table_RW, flat, weights, n_rows, kernel)
         return sums if lead else sums[0]
 
     def _bag(
-        self, table_RW: jax.Array, ids: jax.Array, weights: jax.Array, n_rows: int
+        self,
+        table_RW: jax.Array,
+        ids: jax.Array,
+        weights: jax.Array,
+        n_rows: int,
+        kernel: str,
     ) -> jax.Array:
         # Nothing traced may be closed over: inside a scan the backward pass is another
         # trace.
         @jax.custom_vjp
         def bag(table_RW: jax.Array, ids: jax.Array, weights: jax.Array) -> jax.Array:
-            return self._of_batch(partial(self._sums, n_rows), table_RW, ids, weights)
+            sums = partial(self._sums, n_rows, kernel)
+            return self._of_batch(sums, table_RW, ids, weights)
 
         def forward(table_RW: jax.Array, ids: jax.Array, weights: jax.Array) -> Any:
             like_0 = jnp.zeros(0, weights.dtype)
@@ -182,7 +229,7 @@ class RowSharding:
 
         def backward(saved: Any, cotangent: jax.Array) -> Any:
             table_RW, ids, like_0 = saved
-            products = partial(self._products, n_rows)
+            products = partial(self._products, n_rows, kernel)
             found = self._of_batch(products, table_RW, ids, cotangent)
             return None, None, found.astype(like_0.dtype)
 
@@ -236,7 +283,12 @@ class RowSharding:
         return _sent_back(rows, rows.ndim - 2)
 
     def _sums(
-        self, n_rows: int, table_RW: jax.Array, ids: jax.Array, weights: jax.Array
+        self,
+        n_rows: int,
+        kernel: str,
+        table_RW: jax.Array,
+        ids: jax.Array,
+        weights: jax.Array,
     ) -> jax.Array:
         """The weighted sums over all parts."""
         group, flat = _of_group(ids), (-1, ids.shape[-1])
@@ -245,13 +297,19 @@ class RowSharding:
             self._local(n_rows, table_RW, group).reshape(flat),
             _of_group(weights).reshape(flat),
             nan_outside=False,
+            kernel=kernel,
         )
         sums = self._returned(sums.reshape(*group.shape[:-1], table_RW.shape[1]))
         inside = jnp.all(_inside(ids, n_rows), axis=-1)
         return jnp.where(inside[..., None], sums, jnp.nan)
 
     def _products(
-        self, n_rows: int, table_RW: jax.Array, ids: jax.Array, cotangent: jax.Array
+        self,
+        n_rows: int,
+        kernel: str,
+        table_RW: jax.Array,
+        ids: jax.Array,
+        cotangent: jax.Array,
     ) -> jax.Array:
         """The gradient of the weights, over all parts."""
         group = _of_group(ids)
@@ -264,6 +322,7 @@ class RowSharding:
             self._local(n_rows, table_RW, group).reshape(-1, ids.shape[-1]),
             cotangent.reshape(-1, cotangent.shape[-1]),
             nan_outside=False,
+            kernel=kernel,
         )
         products = _added_up(products.reshape(group.shape))
         return jnp.where(_inside(ids, n_rows), products, jnp.nan)
