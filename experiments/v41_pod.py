@@ -6,13 +6,14 @@
 384006168 and 384016682 rows of 256 (arXiv:2609.19969, `models.presets.v41_flash`),
 4 residual streams of width 5120, 2^22 tokens a step. The backbone is a dense one with
 about as many weights as the release uses for a token, 10e9; the release has a mixture
-of experts, which changes nothing about the tables. Tables are bfloat16 and trained by
-rows; `docs/planner.md` works through the plan. Nothing is allocated to make it.
+of experts, which changes nothing about the tables. The text is bytes, so that a plan
+needs no tokenizer; DeepSeek's vocabulary would add 6 % to weights and arithmetic.
+Tables are bfloat16 and trained by rows; `docs/planner.md` works through the plan.
 """
 
 from dataclasses import replace
 
-from memjax.data.config import CorpusConfig, DataConfig
+from memjax.data.config import DataConfig
 from memjax.experiment import Experiment
 from memjax.layers.block import HyperConfig
 from memjax.layers.precision import PrecisionConfig
@@ -21,14 +22,11 @@ from memjax.models.presets import v41_flash
 from memjax.optim.config import OptimConfig
 from memjax.train.config import TrainConfig
 
-N_IDS, N_CLASSES = 129_281, 99_093  # DeepSeek's, with the document separator
-
 
 def config() -> Experiment:
     """40 blocks of 5120, the published tables."""
-    memory = replace(v41_flash(), n_token_classes=N_CLASSES, norm_eps=1e-6)
+    memory = replace(v41_flash(), n_token_classes=None, pad_id=None, norm_eps=1e-6)
     model = ModelConfig(
-        vocab_size=N_IDS,
         n_layers=40,
         d_model=5120,
         n_heads=40,
@@ -44,8 +42,6 @@ def config() -> Experiment:
         name="v41_pod",
         model=model,
         data=DataConfig(
-            corpora=(CorpusConfig(name="core28"),),
-            tokenizer="deepseek",
             context=4096,
             batch_size=1024,
             eval_stride=4096,

@@ -25,7 +25,7 @@ from memjax.build.planned_state import abstract_train_state
 from memjax.build.planner import plan
 from memjax.cli.main import main
 from memjax.data.config import DataConfig
-from memjax.errors import ConfigError, MissingExtraError
+from memjax.errors import ConfigError
 from memjax.experiment import Experiment, load_experiment, save
 from memjax.layers.engram import EngramConfig
 from memjax.layers.product_key_config import ProductKeyConfig
@@ -244,15 +244,10 @@ def test_bounds_and_advice() -> None:
     assert "DOES NOT FIT: the chip has 32.0 GB" in text and "mesh.table larger" in text
 
 
-def v41() -> Experiment:
-    try:
-        return load_experiment(V41).experiment
-    except MissingExtraError as error:
-        pytest.skip(str(error))
-
-
 def test_the_v41_tables_on_a_pod_of_v5p() -> None:
-    experiment = replace(v41(), mesh=MeshConfig(data=1, fsdp=4, table=32))
+    experiment = replace(
+        load_experiment(V41).experiment, mesh=MeshConfig(data=1, fsdp=4, table=32)
+    )
     start = time.perf_counter()
     found = plan(experiment, "v5p", 128)
     assert time.perf_counter() - start < 60  # seconds, when the machine is free
@@ -276,7 +271,7 @@ def test_the_v41_tables_on_a_pod_of_v5p() -> None:
 
 
 def test_v41_tables_in_fp8_have_no_gradient() -> None:
-    experiment = v41()
+    experiment = load_experiment(V41).experiment
     (memory,) = experiment.model.memories
     model = replace(experiment.model, memories=(replace(memory, table_mode="fp8"),))
     optim = replace(experiment.optim, table_stochastic_rounding=False)
