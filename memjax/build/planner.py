@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType
 from memjax.build.activations import activation_bytes
 from memjax.build.planned_state import planned_state
 from memjax.build.planned_traffic import exchanges, memory_traffic, row_gradient_bytes
+from memjax.errors import ConfigError
 from memjax.experiment import Experiment
 from memjax.models.parameters import cost
 from memjax.parallel.mesh import batch_shards
@@ -44,7 +45,15 @@ def plan(experiment: Experiment, chip_name: str, n_chips: int) -> dict[str, Any]
     tables = state.of_tables
     n_tokens = experiment.data.batch_size * experiment.data.context
     n_micro = experiment.train.accumulate_steps
-    n_rows = experiment.data.batch_size // batch_shards(sizes) // n_micro
+    pieces = batch_shards(sizes) * n_micro
+    if experiment.data.batch_size % pieces:
+        raise ConfigError(
+            "data.batch_size",
+            experiment.data.batch_size,
+            "a multiple of mesh.data * mesh.fsdp * mesh.table * "
+            f"train.accumulate_steps = {pieces}",
+        )
+    n_rows = experiment.data.batch_size // pieces
     kept = activation_bytes(experiment, n_rows)
     memory = {name: getattr(state, name) for name in state._fields[:-2]}
     memory["row_gradients"] = row_gradient_bytes(experiment, tables, sizes)
