@@ -20,7 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from memjax.errors import DataError, ShapeError
 from memjax.ops import bag_kernels
-from memjax.ops.row_gradient import RowGradient, dense_gradient, unique_rows
+from memjax.ops.row_gradient import RowGradient, table_gradient
 from memjax.ops.rows import get_rows, load, value_dtype
 
 ReadRows = Callable[[jax.Array, jax.Array], jax.Array]
@@ -97,7 +97,8 @@ def _gather_forward(table_RW: jax.Array, ids: jax.Array) -> tuple[jax.Array, Any
 def _gather_backward(saved: Any, cotangent: jax.Array) -> tuple[jax.Array, None]:
     ids, like_R0 = saved
     gradient = RowGradient(ids[..., None], None, cotangent)
-    return _table_gradient(gradient, len(like_R0)).astype(cotangent.dtype), None
+    table_bar_RW = table_gradient(gradient, len(like_R0), cotangent.shape[-1])
+    return table_bar_RW.astype(cotangent.dtype), None
 
 
 _gather_narrow.defvjp(_gather_forward, _gather_backward)
@@ -277,24 +278,13 @@ def _bag_backward(kernel: str, saved: Any, cotangent_NW: Any) -> tuple[Any, None
         weights_bar_NK = weights_bar_NK.astype(like_0.dtype)
     if weights_NK is not None:
         gradient = RowGradient(ids_NK, weights_NK, cotangent_NW)
-        table_bar_RW = _table_gradient(gradient, len(like_R0), kernel)
+        shape = len(like_R0), cotangent_NW.shape[-1]
+        table_bar_RW = table_gradient(gradient, *shape, kernel=kernel)
         table_bar_RW = table_bar_RW.astype(like_R0.dtype)
     return table_bar_RW, None, weights_bar_NK
 
 
 _bag.defvjp(_bag_forward, _bag_backward, symbolic_zeros=True)
-
-
-def _table_gradient(
-    gradient: RowGradient, n_rows: int, kernel: str = "auto"
-) -> jax.Array:
-    """The gradient of a table as a whole table, float32 or wider."""
-    width = gradient.cotangent.shape[-1]
-    if gradient.n_reads == 0:
-        dtype = jnp.result_type(gradient.cotangent, jnp.float32)
-        return jnp.zeros((n_rows, width), dtype)
-    rows = unique_rows([gradient], n_rows, width, kernel=kernel)
-    return dense_gradient(rows, n_rows)
 
 
 def _nan(table_RW: jax.Array) -> Any:

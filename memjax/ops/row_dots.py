@@ -5,6 +5,7 @@ Why: the plain form stores every row it reads, for all tokens, until the backwar
 When not: weighted sums of rows are `embedding_bag`, which this is the transpose of.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -13,17 +14,20 @@ import jax.numpy as jnp
 
 from memjax.errors import ShapeError
 from memjax.ops.embedding_bag import row_ids, weighted_sums, weights_gradient
-from memjax.ops.row_gradient import RowGradient, dense_gradient, unique_rows
+from memjax.ops.row_gradient import RowGradient, table_gradient
 from memjax.ops.rows import value_dtype
 
 
-def row_dots(table_RW: jax.Array, ids: Any, x: jax.Array) -> jax.Array:
+def row_dots(
+    table_RW: jax.Array, ids: Any, x: jax.Array, kernel: str = "auto"
+) -> jax.Array:
     """out_k = x . table[ids_k] for every vector.
 
     Args:
         table_RW: rows x width, any float dtype.
         ids: integers [..., K]; of the host: checked (`row_ids`).
         x: float [..., W].
+        kernel: the program that reads, see `ops.bag_kernels`; one of its KERNELS.
 
     Returns:
         [..., K] in float32, or wider for wider inputs. An id outside the table gives
@@ -46,29 +50,33 @@ def row_dots(table_RW: jax.Array, ids: Any, x: jax.Array) -> jax.Array:
     if math.prod(ids.shape) == 0:
         return jnp.zeros(ids.shape, dtype)
     n = math.prod(ids.shape[:-1])
-    dots_NK = _dots(table_RW, ids.reshape(n, -1), x.reshape(n, width).astype(dtype))
+    flat_NW = x.reshape(n, width).astype(dtype)
+    dots_NK: Any = _dots(kernel, table_RW, ids.reshape(n, -1), flat_NW)
     return dots_NK.reshape(ids.shape)
 
 
-@jax.custom_vjp
-def _dots(table_RW: jax.Array, ids_NK: jax.Array, x_NW: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _dots(
+    kernel: str, table_RW: jax.Array, ids_NK: jax.Array, x_NW: jax.Array
+) -> jax.Array:
     # The weights of a bag have just this gradient.
-    return weights_gradient(table_RW, ids_NK, x_NW)
+    return weights_gradient(table_RW, ids_NK, x_NW, kernel=kernel)
 
 
 def _forward(
-    table_RW: jax.Array, ids_NK: jax.Array, x_NW: jax.Array
+    kernel: str, table_RW: jax.Array, ids_NK: jax.Array, x_NW: jax.Array
 ) -> tuple[jax.Array, Any]:
-    return _dots(table_RW, ids_NK, x_NW), (table_RW, ids_NK, x_NW)
+    return _dots(kernel, table_RW, ids_NK, x_NW), (table_RW, ids_NK, x_NW)
 
 
-def _backward(saved: Any, bar_NK: jax.Array) -> tuple[jax.Array, None, jax.Array]:
+def _backward(
+    kernel: str, saved: Any, bar_NK: jax.Array
+) -> tuple[jax.Array, None, jax.Array]:
     table_RW, ids_NK, x_NW = saved
-    x_bar_NW = weighted_sums(table_RW, ids_NK, bar_NK).astype(x_NW.dtype)
+    x_bar_NW = weighted_sums(table_RW, ids_NK, bar_NK, kernel=kernel)
+    x_bar_NW = x_bar_NW.astype(x_NW.dtype)
     gradient = RowGradient(ids_NK, bar_NK, x_NW)
-    table_bar_RW = dense_gradient(
-        unique_rows(gradient, *table_RW.shape), table_RW.shape[0]
-    )
+    table_bar_RW = table_gradient(gradient, *table_RW.shape, kernel=kernel)
     return table_bar_RW.astype(table_RW.dtype), None, x_bar_NW
 
 

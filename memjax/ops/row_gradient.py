@@ -16,7 +16,10 @@ from jax import lax
 
 from memjax.errors import ConfigError, DataError, ShapeError
 from memjax.ops import bag_kernels
+from memjax.ops.row_sums import sort_reads, sum_reads
 from memjax.ops.split import WHOLE, Split
+
+_BLOCK_READS = 1024
 
 
 def _refused(*_: Any) -> NoReturn:
@@ -104,13 +107,13 @@ def unique_rows(
     width: int,
     *,
     split: Split = WHOLE,
-    block_reads: int = 1024,
+    block_reads: int = _BLOCK_READS,
     kernel: str = "auto",
 ) -> UniqueRows:
     """Sum the gradients of all reads by row, in float32, in a fixed order.
 
     Reads are sorted by row (stable, so the reads of a row add up in their order) and
-    their weighted cotangents are formed and added block by block: nothing of the size
+    their weighted cotangents are formed and added some at a time: nothing of the size
     reads x width exists beside the cotangents themselves and the result.
 
     Args:
@@ -118,7 +121,7 @@ def unique_rows(
         n_rows: rows of the table at hand. Reads of other rows are left out.
         width: columns of the table at hand.
         split: the part of the table; ids and cotangents are those of the whole table.
-        block_reads: reads that are added at a time, in XLA's form.
+        block_reads: as `at_a_time` of `row_sums.sum_reads`, XLA's form.
         kernel: the program that adds, see `ops.bag_kernels`; one of its KERNELS.
 
     Returns:
@@ -135,19 +138,89 @@ def unique_rows(
         a block are a product with a 0/1 matrix, so no atomic additions are involved.
         There a cotangent that is not finite makes all rows of its block NaN.
     """
-    if isinstance(gradients, RowGradient):
-        gradients = (gradients,)
-    flat = [_flat(gradient, split, width) for gradient in gradients if gradient.n_reads]
-    n_reads = sum(gradient.n_reads for gradient in flat)
-    capacity = min(n_reads, n_rows)
-    dtype = jnp.result_type(jnp.float32, *(g.cotangent.dtype for g in flat))
+    joined = _joined(gradients, n_rows, width, split)
+    dtype = jnp.result_type(jnp.float32, joined.cotangent_NW)
+    capacity = min(len(joined.rows_P), n_rows)
     if capacity == 0:
         empty = jnp.zeros((0,), jnp.int32), jnp.zeros((0, width), dtype)
         return UniqueRows(*empty, jnp.zeros((), jnp.int32))
+    rows_P = joined.rows_P
+    starts_P = jnp.concatenate([jnp.ones(1, bool), rows_P[1:] != rows_P[:-1]])
+    inside_P = rows_P < n_rows
+    slot_P = jnp.where(inside_P, lax.cumsum(starts_P.astype(jnp.int32)) - 1, capacity)
+    ids_U = jnp.full(capacity, n_rows, jnp.int32).at[slot_P].set(rows_P, mode="drop")
+    sums_UW = bag_kernels.row_sums(
+        kernel,
+        sum_reads,
+        (capacity, block_reads),
+        slot_P,
+        *joined[1:],
+        _count(inside_P),
+    )
+    return UniqueRows(ids_U, sums_UW, _count(inside_P & starts_P))
 
-    # Every read is (row, where its cotangent is, its weight), over all call sites.
+
+def table_gradient(
+    gradient: RowGradient, n_rows: int, width: int, *, kernel: str = "auto"
+) -> jax.Array:
+    """The same sums as a whole table [R, W], float32 or wider.
+
+    For small tables, and for those most of whose rows are read in every step: it costs
+    a table of zeros. `kernel` as in `unique_rows`.
+    """
+
+    def at_once(gradient: RowGradient) -> jax.Array:
+        joined = _joined(gradient, n_rows, width, WHOLE)
+        if 0 in (n_rows, len(joined.rows_P)):
+            dtype = jnp.result_type(jnp.float32, joined.cotangent_NW)
+            return jnp.zeros((n_rows, width), dtype)
+        n_inside = _count(joined.rows_P < n_rows)
+        return sum_reads(n_rows, _BLOCK_READS, *joined, n_inside)
+
+    def by_row(gradient: RowGradient) -> jax.Array:
+        rows = unique_rows(gradient, n_rows, width, kernel=kernel)
+        return dense_gradient(rows, n_rows)
+
+    if kernel in ("auto", "xla"):
+        return lax.platform_dependent(gradient, cpu=at_once, default=by_row)
+    return by_row(gradient)
+
+
+def dense_gradient(rows: UniqueRows, n_rows: int) -> jax.Array:
+    """Sums by unique row as a whole table [R, W]; see also `table_gradient`."""
+    zeros_RW = jnp.zeros((n_rows, rows.sums_UW.shape[1]), rows.sums_UW.dtype)
+    return zeros_RW.at[rows.ids_U].set(rows.sums_UW, mode="drop")
+
+
+class _Joined(NamedTuple):
+    """The reads of all call sites, sorted by row; rows that are not here come last.
+
+    rows_P is in this order, order_P the numbers of the reads in it; where its cotangent
+    is and its weight (None: all are 1) stand by number.
+    """
+
+    rows_P: jax.Array
+    order_P: jax.Array
+    reads_P: jax.Array
+    weights_P: jax.Array | None
+    cotangent_NW: jax.Array
+
+
+def _joined(
+    gradients: RowGradient | Sequence[RowGradient],
+    n_rows: int,
+    width: int,
+    split: Split,
+) -> _Joined:
+    if isinstance(gradients, RowGradient):
+        gradients = (gradients,)
+    flat = [_flat(gradient, split, width) for gradient in gradients if gradient.n_reads]
+    dtype = jnp.result_type(jnp.float32, *(g.cotangent.dtype for g in flat))
+    if not flat:
+        none_P = jnp.zeros(0, jnp.int32)
+        return _Joined(none_P, none_P, none_P, None, jnp.zeros((0, width), dtype))
     ids_P = jnp.concatenate([g.ids.reshape(-1) for g in flat])
-    ids_P = split.local_ids(ids_P, n_rows)
+    rows_P, order_P = sort_reads(split.local_ids(ids_P, n_rows))
     reads_P = jnp.concatenate(
         [
             offset + jnp.repeat(jnp.arange(len(g.ids), dtype=jnp.int32), g.ids.shape[1])
@@ -165,87 +238,11 @@ def unique_rows(
             ]
         )
     cotangent_NW = jnp.concatenate([g.cotangent for g in flat])
-
-    rows_P, order_P = lax.sort(
-        (ids_P, jnp.arange(n_reads, dtype=jnp.int32)), num_keys=1, is_stable=True
-    )
-    starts_P = jnp.concatenate([jnp.ones(1, bool), rows_P[1:] != rows_P[:-1]])
-    run_P = lax.associative_scan(jnp.add, starts_P.astype(jnp.int32)) - 1
-    inside_P = rows_P < n_rows
-    slot_P = jnp.where(inside_P, run_P, capacity)
-    ids_U = jnp.full(capacity, n_rows, jnp.int32).at[slot_P].set(rows_P, mode="drop")
-    n_inside = jnp.sum(inside_P, dtype=jnp.int32)
-    count = jnp.sum(inside_P & starts_P, dtype=jnp.int32)
-
-    sums_UW = bag_kernels.row_sums(
-        kernel,
-        _block_sums,
-        (capacity, block_reads),
-        slot_P,
-        order_P,
-        reads_P,
-        weights_P,
-        cotangent_NW,
-        n_inside,
-    )
-    return UniqueRows(ids_U, sums_UW, count)
+    return _Joined(rows_P, order_P, reads_P, weights_P, cotangent_NW)
 
 
-def _block_sums(
-    n_slots: int,
-    block_reads: int,
-    slot_P: jax.Array,
-    order_P: jax.Array,
-    reads_P: jax.Array,
-    weights_P: jax.Array | None,
-    cotangent_NW: jax.Array,
-    n_inside: jax.Array,
-) -> jax.Array:
-    """The sums of sorted reads in XLA's terms; see `bag_kernels.row_sums`."""
-    n_reads = len(slot_P)
-    dtype = jnp.result_type(jnp.float32, cotangent_NW.dtype)
-    sums_UW = jnp.zeros((n_slots, cotangent_NW.shape[1]), dtype)
-    size = min(block_reads, n_reads)
-    padding = -n_reads % size
-    slot_P = jnp.pad(slot_P, (0, padding), constant_values=n_slots)
-    order_P = jnp.pad(order_P, (0, padding))
-
-    def add_block(i: jax.Array, sums_UW: jax.Array) -> jax.Array:
-        slot_B = lax.dynamic_slice_in_dim(slot_P, i * size, size)
-        order_B = lax.dynamic_slice_in_dim(order_P, i * size, size)
-        part_BW = cotangent_NW[reads_P[order_B]].astype(dtype)
-        if weights_P is not None:
-            part_BW = part_BW * weights_P[order_B][:, None]
-        return _add_sorted(sums_UW, slot_B, part_BW)
-
-    # Reads of other rows sort last, so the blocks end with the last read inside.
-    return lax.fori_loop(0, (n_inside + size - 1) // size, add_block, sums_UW)
-
-
-def _add_sorted(sums_UW: jax.Array, slot_B: jax.Array, part_BW: jax.Array) -> jax.Array:
-    """Add parts to ascending slots; slots beyond the end are left out."""
-    if jax.default_backend() == "cpu":
-        # A scatter on a CPU is one loop in the order of the parts.
-        return sums_UW.at[slot_B].add(part_BW, mode="drop", indices_are_sorted=True)
-    return add_by_product(sums_UW, slot_B, part_BW)
-
-
-def add_by_product(
-    sums_UW: jax.Array, slot_B: jax.Array, part_BW: jax.Array
-) -> jax.Array:
-    """The same sums without two writes to one slot: parts of a run are added by a
-    matrix product with zeros and ones, and the first of a run writes."""
-    same_BB = (slot_B[:, None] == slot_B[None, :]).astype(part_BW.dtype)
-    total_BW = jnp.matmul(same_BB, part_BW, precision=lax.Precision.HIGHEST)
-    first_B = jnp.concatenate([jnp.ones(1, bool), slot_B[1:] != slot_B[:-1]])
-    slot_B = jnp.where(first_B, slot_B, sums_UW.shape[0])
-    return sums_UW.at[slot_B].add(total_BW, mode="drop")
-
-
-def dense_gradient(rows: UniqueRows, n_rows: int) -> jax.Array:
-    """The same gradient as a whole table [R, W]: for tests and for small tables."""
-    zeros_RW = jnp.zeros((n_rows, rows.sums_UW.shape[1]), rows.sums_UW.dtype)
-    return zeros_RW.at[rows.ids_U].set(rows.sums_UW, mode="drop")
+def _count(mask: jax.Array) -> jax.Array:
+    return jnp.sum(mask, dtype=jnp.int32)
 
 
 def _offsets(flat: Sequence[RowGradient]) -> list[int]:

@@ -180,7 +180,7 @@ def shapes_in(text: str) -> set[tuple[int, ...]]:
 
 def test_no_array_of_tokens_by_reads_by_width() -> None:
     """Neither in the program as written nor as compiled, forward or backward."""
-    n_tokens, n_read, width = 256, 6, 5  # more reads than one block of row sums
+    n_tokens, n_read, width = 4096, 40, 8  # a block of row sums has 2^20 entries
     ids = jnp.zeros((n_tokens, n_read), jnp.int32)
 
     def loss(table: jax.Array, weights: jax.Array) -> jax.Array:
