@@ -54,6 +54,10 @@ BENCHMARKS = {
         what="Memory+: read, read and backward",
         cost="2 min, 5 GB",
     ),
+    "devices": Benchmark(
+        what="memory of a training step on each of 1, 2, 4 and 8 devices",
+        cost="2 min, 2 GB",
+    ),
     "bag": Benchmark(
         what="weighted row sums and their gradients",
         cost="2 min, 4 GB",

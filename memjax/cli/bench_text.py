@@ -33,8 +33,10 @@ def figures_text(figures: Mapping[str, Any]) -> str:
     """The machine, a row for each entry, then what a reader must know of them."""
     machine = figures["machine"]
     entries = {name: x for name, x in figures.items() if name != "machine"}
-    rows = [_row(name, figure) for name, figure in entries.items()]
-    lines = [*_machine_lines(machine, entries), "", text_table(_HEADER, rows)]
+    lines = _machine_lines(machine, entries)
+    timed = {n: f for n, f in entries.items() if f["ours_ms"] is not None}
+    if timed:
+        lines += ["", _table([_row(name, figure) for name, figure in timed.items()])]
     said: dict[str, list[str]] = {}
     for name, figure in entries.items():
         skipped = figure["skipped"]
@@ -61,6 +63,13 @@ _HEADER = [
     "target",
     "met",
 ]
+
+
+def _table(rows: list[list[str]]) -> str:
+    """The columns in which something stands."""
+    columns = [i for i in range(len(_HEADER)) if any(row[i] for row in rows)]
+    header = [_HEADER[i] for i in columns]
+    return text_table(header, [[row[i] for i in columns] for row in rows])
 
 
 def _row(name: str, figure: Mapping[str, Any]) -> list[str]:

@@ -26,7 +26,7 @@ COMMANDS = {
     "sweep": ("sweep", "run the missing cells of a sweep"),
     "table": ("table", "the table of a sweep: means, deviations, differences"),
     "show": ("show", "config, shapes, parameters and costs; no device touched"),
-    "bench": ("bench", "what a step of a table costs, whatever its size"),
+    "bench": ("bench", "timings of parts, PyTorch's beside them"),
     "doctor": ("doctor", "devices, versions, disk and extras of this machine"),
 }
 TRACEBACK = "MEMJAX_TRACEBACK"
