@@ -101,11 +101,15 @@ def test_a_run_wanders_over_devices_and_processes(experiment, whole, tmp_path):
         ("--mesh.data", 1, "--mesh.table", 4, "--mesh.table-by", "columns"),
         ("--mesh.data", 2, "--mesh.table", 2),
         ("--mesh.data", 1, "--mesh.fsdp", 2, "--mesh.tensor", 2),
-        ("--mesh.data", 1, "--mesh.tensor", 4),
+        # Both processes hold all rows of the batch here.
+        (
+            *("--mesh.data", 1, "--mesh.tensor", 4),
+            *("--model.n-heads", 4, "--model.n-kv-heads", 4),
+        ),
     ],
 )
 def test_tables_and_weights_are_divided_over_processes(experiment, tmp_path, mesh):
-    """Both processes hold the same rows of data, or shares of one table or weight."""
+    """Processes hold parts of a table or a weight, and the same rows of the batch."""
     words = ("train", experiment, "--no-sample", "--train.n-steps", 4, *mesh)
     words += ("--model.memories.0.table-mode", "rows")
     started = [
