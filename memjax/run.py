@@ -20,6 +20,14 @@ from jax import Array
 
 from memjax.build.decoding import decoding
 from memjax.build.evaluator import Evaluator
+from memjax.build.host_tables import (
+    HostReader,
+    live_reader,
+    on_device,
+    open_host_tables,
+    saved_reader,
+    with_tables,
+)
 from memjax.build.knn import knn_scores
 from memjax.build.parts import Parts
 from memjax.build.sizes import check_memory
@@ -40,6 +48,7 @@ from memjax.optim.labels import group_norms
 from memjax.parallel.mesh import data_reader, global_batch, make_mesh
 from memjax.parallel.processes import agree
 from memjax.train.config import RESUMABLE_FIELDS
+from memjax.train.host_item import host_folder
 from memjax.train.loop import fit
 from memjax.train.restore_params import restore_params
 from memjax.train.run_folder import (
@@ -110,6 +119,9 @@ def train(
             may_change=MAY_CHANGE,
             n_steps=config.n_steps,
         )
+        host_tables = open_host_tables(parts, folder)
+        if host_tables:
+            evaluator.place = live_reader(parts, host_tables)
         result = fit(
             config,
             run_dir=folder,
@@ -128,9 +140,10 @@ def train(
             ema=parts.ema,
             tables=parts.tables,
             model_state=parts.model_state,
+            host_tables=host_tables,
             placement=parts.placement,
             group_norms=lambda tree: group_norms(tree, parts.dense_labels),
-            health_fn=lambda state, batch: health(state.params, batch),
+            health_fn=lambda state, batch: health(parts.seen(state), batch),
             notes=carried_state(experiment.model.memories),
         )
     summary: dict[str, Any] = {"stopped_by": result.stopped_by, "steps": result.step}
@@ -159,13 +172,27 @@ def load_run(
 ) -> tuple[Parts, Any, int]:
     """A run's experiment, its parameters (averaged when it keeps an average), a step.
 
+    Tables on the host come as tables in mode "rows", on the device, where they must
+    fit.
+
     Args:
         run_dir: a run folder.
         step: which checkpoint; the newest whole one by default.
 
     Raises:
         CheckpointError: no run, no such checkpoint, or one of another configuration.
+        ConfigError: tables on the host that the device has no memory for.
     """
+    parts, params, step, reader = _load(run_dir, step)
+    if reader is None:
+        return parts, params, step
+    return on_device(parts), with_tables(params, reader), step
+
+
+def _load(
+    run_dir: str | os.PathLike[str], step: int | None
+) -> tuple[Parts, Any, int, HostReader | None]:
+    """As `load_run`, with slots in place of tables on the host, and their reader."""
     folder = Path(run_dir)
     if not (folder / CONFIG_FILE).exists():
         raise CheckpointError(f"{folder} is not a run folder: it has no {CONFIG_FILE}")
@@ -189,7 +216,10 @@ def load_run(
         tables=parts.tables,
         step=step,
     )
-    return parts, params, step
+    if not parts.host_plans:
+        return parts, params, step, None
+    saved = host_folder(folder / CHECKPOINT_FOLDER / str(step))
+    return parts, params, step, saved_reader(parts, saved)
 
 
 def load_fp8(
@@ -220,9 +250,14 @@ def evaluate(
 
     With `fp8`, its value tables are read in 8-bit floats.
     """
-    parts, params, step = (load_fp8 if fp8 else load_run)(run_dir, step)
-    data = parts.experiment.data
-    found = Evaluator(parts, split, parts.mesh, prepare(data))(params)
+    if fp8:
+        reader, (parts, params, step) = None, load_fp8(run_dir, step)
+    else:
+        parts, params, step, reader = _load(run_dir, step)
+    evaluator = Evaluator(parts, split, parts.mesh, prepare(parts.experiment.data))
+    if reader is not None:
+        evaluator.place = reader
+    found = evaluator(params)
     return {f"{split}_bpb": found["bpb"], split: _by_part(found), "step": step}
 
 

@@ -7,6 +7,8 @@ When not: one batch, or a loop of your own; `evaluate.bits_per_byte` has the fun
 
 import itertools
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from memjax.build.parts import Parts
@@ -20,6 +22,7 @@ class Evaluator:
 
     Attributes:
         bytes_per_token: bytes of the split per scored target.
+        place: puts a batch on the devices; a `HostReader` where tables are on the host.
     """
 
     def __init__(self, parts: Parts, split: str, mesh: Any, prepared: Any) -> None:
@@ -32,7 +35,7 @@ class Evaluator:
             prepared=prepared,
             row_ids=parts.row_ids,
         )
-        self._mesh = mesh
+        self.place: Callable[[Any], Any] = partial(global_batch, mesh)
         self._scorer = make_scorer(parts.logits)
         self.bytes_per_token = self._batches.n_bytes / self._batches.n_targets
 
@@ -43,8 +46,7 @@ class Evaluator:
         for name in self._batches.names:
             part = self._batches.part(name)
             placed = (
-                global_batch(self._mesh, batch)
-                for batch in itertools.islice(part, max_batches)
+                self.place(batch) for batch in itertools.islice(part, max_batches)
             )
             scored = score(self._scorer, params, placed)
             bytes_per_token = part.n_bytes / part.n_targets

@@ -15,6 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from memjax.build.host_plan import (
+    HostPlan,
+    SlotTraining,
+    given_tables,
+    host_plans,
+    slots_of_tables,
+)
 from memjax.build.placement import (
     activation_sharding,
     placement,
@@ -25,7 +32,7 @@ from memjax.build.placement import (
 from memjax.data.compressed_vocab import CompressedVocab, load_classes
 from memjax.data.document_pieces import document_pieces
 from memjax.data.pipeline import prepare
-from memjax.data.row_ids import RowIds, given_rows
+from memjax.data.row_ids import PREFIX, RowIds, given_rows
 from memjax.data.tokenizer import load_tokenizer
 from memjax.evaluate.bits_per_byte import token_nats
 from memjax.experiment import Experiment
@@ -46,11 +53,12 @@ from memjax.models.parameters import (
 from memjax.optim.build_tables import build_table_optimizer, check_table_settings
 from memjax.optim.ema import ema_params, init_ema, update_ema
 from memjax.optim.labels import apply_label_rules, path_name
+from memjax.optim.tables import TablesOptimizer
 from memjax.parallel.division import divisions_of
 from memjax.parallel.logical_axes import ActivationSharding
 from memjax.parallel.row_sharding import RowSharding
 from memjax.train.model_state import ModelState
-from memjax.train.state import Ema, Placement
+from memjax.train.state import Ema, Placement, TrainState
 from memjax.train.tables import TableTraining
 
 
@@ -93,10 +101,21 @@ class Parts:
     @cached_property
     def row_ids(self) -> RowIds | None:
         """What adds rows of tables to the batches; None when the model hashes."""
+        found = layouts(self.experiment.model)
         if self.experiment.data.hash_on == "device":
-            return None
+            on_host = {
+                name for plan in self.host_plans.values() for name in plan.fields
+            }
+            found = {k: x for k, x in found.items() if f"{PREFIX}{k}" in on_host}
+            if not found:
+                return None
         classes = None if self.classes is None else self.classes.table
-        return RowIds(layouts(self.experiment.model), classes)
+        return RowIds(found, classes)
+
+    @cached_property
+    def host_plans(self) -> dict[str, HostPlan]:
+        """{path: what the device holds of it} of the tables in mode "host"."""
+        return host_plans(self.experiment)
 
     @cached_property
     def token_counts(self) -> tuple[int, ...] | None:
@@ -200,9 +219,10 @@ class Parts:
         return init_ema(params, labelled)
 
     def init_params(self, key: Array) -> Any:
-        """Parameters from a typed key; traceable."""
+        """Parameters from a typed key; traceable. Tables on the host: empty slots."""
         tokens_11 = jnp.zeros((1, 1), jnp.int32)
-        return merge_variables(self.model.init(key, tokens_11))
+        params = merge_variables(self.model.init(key, tokens_11))
+        return slots_of_tables(params, self.host_plans) if self.host_plans else params
 
     def logits(
         self,
@@ -214,6 +234,7 @@ class Parts:
     ) -> Array:
         """[B, T, V]; a key turns dropout on."""
         variables = split_variables(params, self.experiment.model)
+        variables = given_tables(variables, batch)
         return self._apply(variables, batch, key, drop_memory=drop_memory)
 
     def _apply(
@@ -272,39 +293,57 @@ class Parts:
         )(variables)
         return found, (grads.params, grads.tables)
 
+    def seen(self, state: TrainState) -> Any:
+        """The parameters of a state as its batch reads them."""
+        if not self.host_plans or self.tables is None:
+            return state.params
+        dense, values = self.split(state.params)
+        return self.merge(dense, self.tables.read(values, state.table_state))
+
+    @cached_property
+    def table_optimizers(self) -> TablesOptimizer:
+        """The optimizer of the tables by rows."""
+        named = {
+            path_name(path): label
+            for path, label in jax.tree_util.tree_leaves_with_path(self.labels)
+        }
+        return build_table_optimizer(
+            self.experiment.optim,
+            {path: named[path] for path in self.row_tables},
+            self.experiment.train.n_steps,
+            reads=self._reads(),
+            n_rows=self.row_tables,
+            sharding=self.table_sharding,
+            seed=self.experiment.seed,
+            kernels={
+                path: found.kernel
+                for path, found in table_reads(self.experiment.model).items()
+            },
+            on_host={path: plan.n_reads for path, plan in self.host_plans.items()},
+        )
+
     @cached_property
     def tables(self) -> TableTraining | None:
         """How the tables in mode "rows" are trained; None without any."""
         if not self.row_tables:
             return None
-        experiment, sharding = self.experiment, self.table_sharding
-        named = {
-            path_name(path): label
-            for path, label in jax.tree_util.tree_leaves_with_path(self.labels)
-        }
-        optimizer = build_table_optimizer(
-            experiment.optim,
-            {path: named[path] for path in self.row_tables},
-            experiment.train.n_steps,
-            reads=self._reads(),
-            n_rows=self.row_tables,
-            sharding=sharding,
-            seed=experiment.seed,
-        )
+        sharding, optimizer = self.table_sharding, self.table_optimizers
+        training = SlotTraining(optimizer, self.host_plans)
 
         return TableTraining(
             split=self.split,
             merge=self.merge,
             gradients=self.gradients,
-            init=optimizer.init,
-            apply=optimizer.apply,
-            mean=optimizer.mean,
+            init=training.init,
+            apply=training.apply,
+            mean=training.mean,
             shardings=table_shardings(self.mesh, sharding, optimizer),
             layout=table_layout(self.row_tables, sharding),
             repartition=lambda tables, state, old: optimizer.repartition(
                 tables, state, divisions_of(old)
             ),
-            keeps_mean=experiment.optim.table_ema_decay is not None,
+            keeps_mean=self.experiment.optim.table_ema_decay is not None,
+            read=training.read,
         )
 
     def _reads(self) -> dict[str, int]:

@@ -78,6 +78,7 @@ class EngramConfig(MemoryConfig):
     """
 
     normed_input: ClassVar[bool] = False
+    host_table: ClassVar[bool] = True
 
     form: str = "demo"
     orders: tuple[int, ...] = (2, 3)

@@ -7,6 +7,7 @@ When not: finding the n-grams; see ops.hot_tier and evaluate.hot_ngrams.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -32,6 +33,8 @@ class HotEngramConfig(EngramConfig):
             hashed. A checkpoint holds a fingerprint of the n-grams, not the file.
         hot_sha256: `HotIndex.sha256` that the file must have; None: any.
     """
+
+    host_table: ClassVar[bool] = False
 
     hot_rows: int | tuple[int, ...] = 0
     hot_file: str | None = None

@@ -47,9 +47,10 @@ class MemoryConfig:
             training, in [0, 1). A dropped read has gate 0 and nothing is rescaled.
         table_mode: "dense": the table is an ordinary parameter with an ordinary
             gradient; "rows": only rows that were read have a gradient, so a step costs
-            what the reads cost, whatever the size of the table; "fp8": 8-bit floats
-            that are only read, never trained (see `models.fp8_tables`); rows must be
-            a multiple of 32 wide.
+            what the reads cost, whatever the size of the table; "host": as "rows", with
+            the table in host memory or in files (`train.host_tables`), for memories
+            whose rows follow from the tokens; "fp8": 8-bit floats that are only read,
+            never trained (see `models.fp8_tables`); rows must be a multiple of 32 wide.
         shared_table: None: every layer has its own table. A name: one table of the
             model for all layers of all memories that say this name; they must ask for
             equal tables.
@@ -57,6 +58,8 @@ class MemoryConfig:
 
     normed_input: ClassVar[bool] = True
     """Whether it is handed the RMS-normalised stream, or the stream itself."""
+    host_table: ClassVar[bool] = False
+    """Whether its table may be on the host: all its rows follow from the tokens."""
 
     layers: tuple[int, ...] = (1,)
     place: str = "before_attention"
@@ -87,6 +90,13 @@ class MemoryConfig:
                 raise ConfigError(
                     f"memories.{field}", getattr(self, field), f"one of {allowed}"
                 )
+        if self.table_mode == "host" and not self.host_table:
+            raise ConfigError(
+                "memories.table_mode",
+                self.table_mode,
+                "'dense' or 'rows' for a memory that finds its rows inside the model; "
+                "EngramConfig, ByteEngramConfig and NgramEmbeddingConfig have others",
+            )
         if not 0.0 <= self.cap <= 1.0:
             raise ConfigError("memories.cap", self.cap, "0 <= cap <= 1")
         if not 0.0 <= self.dropout < 1.0:

@@ -63,6 +63,7 @@ class NgramEmbeddingConfig(TokenRows, MemoryConfig):
     """
 
     normed_input: ClassVar[bool] = False
+    host_table: ClassVar[bool] = True
 
     layers: tuple[int, ...] = (0,)
     hash: str = "modular"

@@ -6,7 +6,8 @@ Why: in mode "rows" a table is not differentiated; every read hands out its row 
     takes a tap whose gradient is the read's, so the gradient costs what the reads cost.
 When not: outside Linen; see `ops.embedding_bag` and `ops.row_gradient`.
 
-Collections: "tables" holds tables in mode "rows", "tables_fp8" those in mode "fp8";
+Collections: "tables" holds tables in mode "rows" and "host", "tables_fp8" those in mode
+"fp8"; "table_keys" says what tables on the host are drawn from;
 "reads" is sown by every call site; "taps" is given by
 `layers.row_grad.value_and_row_grad` and by nobody else.
 """
@@ -29,7 +30,9 @@ from memjax.parallel.row_sharding import RowSharding
 TABLES, READS, TAPS = "tables", "reads", "taps"
 TABLES_FP8, CODES, SCALES = "tables_fp8", "_codes", "_scales"
 FP8_BLOCK = 32
-TABLE_MODES = ("dense", "rows", "fp8")
+TABLE_KEYS = "table_keys"
+TABLE_MODES = ("dense", "rows", "host", "fp8")
+BY_ROWS = ("rows", "host")
 MAX_ROWS = 2**31 - 2
 Init = Callable[[jax.Array, tuple[int, int], Any], jax.Array]
 
@@ -60,8 +63,8 @@ class Table:
     Attributes:
         stored: the array: in mode "dense" a parameter [R, W], in mode "rows" the
             stored form (see `ops.rows`), padded when it is divided by rows; in mode
-            "fp8" the codes of `ops.fp8`.
-        n_rows: rows R without padding.
+            "fp8" the codes of `ops.fp8`; in mode "host" the rows at hand, as in "rows".
+        n_rows: rows R without padding; in mode "host" those at hand.
         path: names of the owning modules and of the table, joined by "/".
         mode: one of TABLE_MODES.
         sharding: how it is divided; None: not divided.
@@ -103,7 +106,7 @@ class Table:
             value = self.sharding.bag(self.stored, ids, weights, self.n_rows)
         else:
             stored = self.stored
-            if self.mode == "rows":
+            if self.mode in BY_ROWS:
                 stored = jax.lax.stop_gradient(stored)
             value = embedding_bag(stored, ids, weights)
         return self._tapped(caller, ids, weights, value)
@@ -115,7 +118,7 @@ class Table:
         weights: jax.Array | None,
         value: jax.Array,
     ) -> jax.Array:
-        if self.mode != "rows" or caller.is_initializing():
+        if self.mode not in BY_ROWS or caller.is_initializing():
             return value
         value = jax.lax.stop_gradient(value) if weights is None else value
         name = self.path.replace("/", ".")
@@ -176,7 +179,10 @@ def declare_table(
             two variables of the collection "tables_fp8", NAME_codes uint8 [R, W] and
             NAME_scales uint8 [R, W / 32], see `ops.fp8`. A read has no gradient to
             the table, but to the weights. `models.fp8_tables` makes them of a trained
-            table; what init makes has the float32 table once in memory.
+            table; what init makes has the float32 table once in memory. "host": as
+            "rows", but only some rows are handed in, and ids count those; init makes
+            the whole table, to be dropped inside jit, and beside it, in "table_keys",
+            the data of the key that its values are drawn from.
         sharding: how a table in mode "rows" is divided.
 
     Raises:
@@ -200,14 +206,19 @@ def declare_table(
     sharding = None if sharding is None else sharding.of(path)
     shape = (n_rows, width) if sharding is None else sharding.shape(n_rows, width)
 
+    key = functools.cache(lambda: module.make_rng("params"))
+    if mode == "host" and module.is_initializing():
+        module.variable(TABLE_KEYS, name, lambda: jax.random.key_data(key()))
+
     def make() -> jax.Array:
-        key = module.make_rng("params")
         if sharding is not None:
-            return sharding.drawn(init, key, n_rows, width, dtype)
-        return store(init(key, (n_rows, width), dtype))
+            return sharding.drawn(init, key(), n_rows, width, dtype)
+        return store(init(key(), (n_rows, width), dtype))
 
     stored = module.variable(TABLES, name, make).value
-    if stored.shape != shape:
+    if mode == "host" and stored.shape[1:] == (width,):
+        n_rows = stored.shape[0]
+    elif stored.shape != shape:
         raise ShapeError(f"table {path}", stored.shape, shape)
     if value_dtype(stored) != jnp.dtype(dtype):
         raise ConfigError(f"dtype of table {path}", value_dtype(stored), f"{dtype}")

@@ -8,10 +8,12 @@ When not: tables that fit; their initialiser is called once.
 
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.random import define_prng_impl, threefry_2x32
 
 from memjax.errors import ConfigError
@@ -20,9 +22,10 @@ Init = Callable[[jax.Array, tuple[int, int], Any], jax.Array]
 
 
 def init_rows(
-    init: Init, key_2: Any, first: int, n_rows: int, width: int, dtype: Any
-) -> jax.Array:
-    """Rows first .. first + n_rows - 1 of `init(key, (R, width), dtype)`, any R.
+    init: Init, key_2: Any, width: int, dtype: Any
+) -> Callable[[int, int], jax.Array]:
+    """A function (first, n) -> rows first .. first + n - 1 of `init(key, (R, width),
+    dtype)`, for any R; compiled once for every n.
 
     The bits of entry i come from the key and i alone, so a generator that counts from
     the first entry of the block gives the same ones.
@@ -31,7 +34,6 @@ def init_rows(
         init: draws once, entry by entry, as `jax.random.normal`, `uniform` and
             `truncated_normal` do, and scales by what does not depend on the shape.
         key_2: uint32 [2], data of a threefry key.
-        first, n_rows: the block; n_rows >= 1.
         width: W.
         dtype: of the values.
 
@@ -45,11 +47,19 @@ def init_rows(
             jax.config.jax_default_prng_impl,  # pyright: ignore
             "threefry2x32 with jax_threefry_partitionable, for tables on the host",
         )
-    at = first * width
-    start_2 = jnp.array([at >> 32, at & 0xFFFFFFFF], jnp.uint32)
-    data_4 = jnp.concatenate([jnp.asarray(key_2, jnp.uint32), start_2])
-    key = jax.random.wrap_key_data(data_4, impl=_counting())
-    return init(key, (n_rows, width), dtype)
+    key_2 = np.asarray(key_2, np.uint32)
+
+    @partial(jax.jit, static_argnums=1)
+    def block(data_4: jax.Array, n_rows: int) -> jax.Array:
+        key = jax.random.wrap_key_data(data_4, impl=_counting())
+        return init(key, (n_rows, width), dtype)
+
+    def rows(first: int, n_rows: int) -> jax.Array:
+        at = first * width
+        start_2 = np.array([at >> 32, at & 0xFFFFFFFF], np.uint32)
+        return block(np.concatenate([key_2, start_2]), n_rows)
+
+    return rows
 
 
 def counting_key(key_2: jax.Array, start_2: jax.Array) -> jax.Array:

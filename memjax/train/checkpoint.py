@@ -6,14 +6,14 @@ Why: a checkpoint of another configuration is refused in words, never cut or cas
 When not: exporting weights to other formats.
 
 One step directory holds the items `params` (a plain tree), `rest` (step, key, states of
-the optimizers, by path), `ema` (by path, where there is one), `data` and `meta` (both
-JSON).
+the optimizers, by path), `ema` (by path, where there is one), `host` (tables on the
+host, where there are any, see `host_item`), `data` and `meta` (both JSON).
 """
 
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from jax.experimental import multihost_utils
 from memjax.errors import CheckpointError
 from memjax.train import table_layout
 from memjax.train.checkpoint_meta import check_meta, make_meta, plain, read_meta
+from memjax.train.host_item import HOST_ITEM, HostSave, host_folder
 from memjax.train.state import TrainState, state_leaves
 from memjax.train.tables import TableTraining
 
@@ -147,6 +148,7 @@ class Checkpoints:
         fingerprint: Mapping[str, Any],
         progress: Mapping[str, Any] | None = None,
         bpb: float | None = None,
+        host: Callable[[Path], None] | None = None,
     ) -> None:
         """Start writing the state; returns when the arrays are copied.
 
@@ -157,6 +159,7 @@ class Checkpoints:
                 meaning without showing in their shapes (hash seed, primes, token map).
             progress: JSON mapping of the loop's own counts.
             bpb: bits per byte of exactly this state, if it was evaluated.
+            host: writes the tables on the host into a folder; done when this returns.
 
         Raises:
             CheckpointError: this or a newer step exists; nothing is written.
@@ -186,6 +189,8 @@ class Checkpoints:
         ema = state_leaves(state.ema, "ema/")
         if ema:
             items["ema"] = ocp.args.StandardSave(ema)
+        if host is not None:
+            items[HOST_ITEM] = HostSave(host)
         # The best is noted first: retention runs inside the save.
         before = (self.best_step, self.best_bpb)
         self._note_best(step, bpb)
@@ -200,7 +205,10 @@ class Checkpoints:
             raise CheckpointError(f"step {step} was not written to {self.directory}")
 
     def restore_newest(
-        self, abstract: TrainState, fingerprint: Mapping[str, Any]
+        self,
+        abstract: TrainState,
+        fingerprint: Mapping[str, Any],
+        host: Callable[[Path], None] | None = None,
     ) -> Restored | None:
         """The newest whole checkpoint; None when the folder holds no step at all.
 
@@ -209,6 +217,7 @@ class Checkpoints:
                 the save is fine, also for tables that are divided: they are then read
                 whole on every device, and divided anew.
             fingerprint: as in `save`.
+            host: reads the tables on the host from the folder of `save`.
 
         Raises:
             CheckpointError: it belongs to another configuration (names every path or
@@ -229,6 +238,8 @@ class Checkpoints:
             check_meta(path, meta, state_leaves(saved), fingerprint)
             try:
                 found = self._read(step, saved, meta)
+                if host is not None:
+                    host(host_folder(path))
                 if moves and self._tables is not None:
                     state = table_layout.moved(found.state, meta, self._tables)
                     return found._replace(state=state)

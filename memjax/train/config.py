@@ -26,6 +26,11 @@ class TrainConfig:
         log_every: steps between records in metrics.jsonl and the event files.
         health_every: steps between memory-health records; None records none.
         profile_steps: (first, end) of a profiler window, end excluded; None for none.
+        host_tables: where tables in mode "host" are while a run trains: "memory", "run"
+            (files in the run folder, mapped into memory), or a folder for these files.
+            They are made anew at every start.
+        host_slots: rows of such a table that the device holds; None takes what the
+            optimizer needs, and eight times the rows that a step reads.
     """
 
     n_steps: int = 1000
@@ -38,6 +43,8 @@ class TrainConfig:
     log_every: int = 10
     health_every: int | None = None
     profile_steps: tuple[int, int] | None = None
+    host_tables: str = "memory"
+    host_slots: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("n_steps", "accumulate_steps", "keep_last", "log_every"):
@@ -54,6 +61,12 @@ class TrainConfig:
                     "(first, end), first < end",
                 )
 
+        if not isinstance(self.host_tables, str) or not self.host_tables:
+            want = "'memory', 'run' or a folder"
+            raise ConfigError("train.host_tables", self.host_tables, want)
+        if self.host_slots is not None:
+            self._at_least_one("host_slots", self.host_slots)
+
     @staticmethod
     def _at_least_one(name: str, value: int) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -63,6 +76,6 @@ class TrainConfig:
 RESUMABLE_FIELDS = tuple(
     f"train.{field.name}"
     for field in dataclasses.fields(TrainConfig)
-    if field.name != "accumulate_steps"
+    if field.name not in ("accumulate_steps", "host_slots")
 )
 """Fields a rerun in the same folder may change: the state keeps its meaning."""

@@ -25,6 +25,7 @@ from memjax.train.hooks.memory_health import HealthFn, MemoryHealth
 from memjax.train.hooks.profiler import Profiler
 from memjax.train.hooks.progress import Progress
 from memjax.train.hooks.record import Recorder
+from memjax.train.host_tables import HostTable, HostTables
 from memjax.train.model_state import ModelState
 from memjax.train.run import Rate, Run
 from memjax.train.run_folder import CHECKPOINT_FOLDER
@@ -90,10 +91,10 @@ class FitResult:
 #   hooks                    after the restore: records are cut back to that step
 #   for each step t:
 #     settle                 when something is due below: a bad state is never saved
-#     evaluate if due        the state BEFORE step t
+#     evaluate if due        the state BEFORE step t, tables on the host up to date
 #     save if due            the same state, and the iterator before its next batch
 #     leave if done          or told to; a told stop has just been saved
-#     take a batch, dispatch step t
+#     take a batch, its rows of tables on the host into their slots, dispatch step t
 #     settle step t - 1      its metrics are read while step t runs
 #   after: final evaluation, wait for the writer (the `with` block)
 #
@@ -117,6 +118,7 @@ def fit(
     tables: TableTraining | None = None,
     model_state: ModelState | None = None,
     placement: Placement | None = None,
+    host_tables: Sequence[HostTable] = (),
     group_norms: GroupNorms | None = None,
     health_fn: HealthFn | None = None,
     hooks: Sequence[Hook] = (),
@@ -145,6 +147,7 @@ def fit(
         model_state: how the state that the forward pass changes is parted, if any is.
         placement: how parameters, averages and the optimizer's state are divided; None:
             they are replicated.
+        host_tables: those that are on the host; `tables` trains their slots.
         group_norms: tree -> {group: norm}.
         health_fn: (state, batch) -> scalars, called every `health_every` steps.
         hooks: further hooks, after the built-in ones.
@@ -189,8 +192,16 @@ def fit(
             mesh=mesh,
             shardings=jax.tree.map(lambda x: x.sharding, abstract),
         )
-        restored = checkpoints.restore_newest(abstract, fingerprint)
+        host = None
+        if host_tables:
+            host = HostTables(host_tables, mesh, batches)
+            stack.callback(host.close)
+        restored = checkpoints.restore_newest(
+            abstract, fingerprint, None if host is None else host.restore
+        )
         if restored is None:
+            if host is not None:
+                host.fill()
             state = init_state(
                 init_params,
                 transform,
@@ -210,6 +221,10 @@ def fit(
             raise ConfigError(
                 "train.n_steps", config.n_steps, f"the run is at step {step} already"
             )
+
+        if host is not None:
+            host.start(state)
+        source = batches if host is None else host
 
         run = Run(config, step, progress, learning_rate, bytes_per_token)
         if primary:
@@ -239,12 +254,18 @@ def fit(
         stop = stack.enter_context(StopSignal())
         stack.enter_context(jax.transfer_guard("disallow"))
         while True:
+            if host is not None:
+                state, squares = host.settle(state)
+                run.streamed(squares)
             stopped_by = stop.requested()
             done = step >= config.n_steps
             eval_due = run.eval_due(step, done)
             save_due = run.save_due(step, done or stopped_by is not None)
             if done or stopped_by or eval_due or save_due:
                 run.settle(checkpoints)
+            if host is not None and (done or eval_due or save_due):
+                with run.aside():
+                    host.refresh(state)
             if eval_due:
                 with run.aside():
                     run.evaluated(step, evaluate(config.max_eval_batches))
@@ -255,7 +276,8 @@ def fit(
                 with run.aside():
                     checkpoints.save(
                         state,
-                        data=batches.state(),
+                        host=None if host is None else host.save,
+                        data=source.state(),
                         fingerprint=fingerprint,
                         progress=run.progress(),
                         bpb=run.bpb_at(step),
@@ -263,9 +285,11 @@ def fit(
                 run.saved_step = step
             if done or stopped_by:
                 break
-            batch = global_batch(mesh, _next(batches, step))
+            batch, state = _next(batches, host, state, mesh, step)
             run.before_step(step, state, batch)
             state, metrics = step_fn(state, batch)
+            if host is not None:
+                host.started()
             run.settle(checkpoints)
             step += 1
             run.pending = (step, metrics)
@@ -310,9 +334,14 @@ def _check(
         raise ConfigError("train.health_every", config.health_every, "None: no memory")
 
 
-def _next(batches: Batches, step: int) -> Mapping[str, Any]:
+def _next(
+    batches: Batches, host: HostTables | None, state: TrainState, mesh: Mesh, step: int
+) -> tuple[Any, TrainState]:
+    """The next batch on the devices, and the state with its rows in place."""
     try:
-        return next(batches)
+        if host is not None:
+            return host.next(state)
+        return global_batch(mesh, next(batches)), state
     except StopIteration:
         raise TrainingError(f"the training data ended at step {step}") from None
 

@@ -42,7 +42,7 @@ class Run:
         bytes_per_token: float,
     ) -> None:
         self.config = config
-        self.pending: tuple[int, Mapping[str, jax.Array]] | None = None
+        self.pending: tuple[int, Mapping[str, Any]] | None = None
         self.saved_step = step
         self.tokens_seen = int(progress.get("tokens_seen", 0))
         self.clock = Clock(progress.get("train_s", 0.0))
@@ -105,6 +105,17 @@ class Run:
     def message(self, text: str) -> None:
         for hook in self._hooks:
             hook.on_message(text)
+
+    def streamed(self, squares: Mapping[str, float]) -> None:
+        """Add squares of updates that came after the step to its metrics."""
+        if not squares or self.pending is None:
+            return
+        step, metrics = self.pending
+        found = {k: float(v) for k, v in jax.device_get(dict(metrics)).items()}
+        for name in ("update_norm", "update_norm/table"):
+            if name in found:
+                found[name] = math.hypot(found[name], sum(squares.values()) ** 0.5)
+        self.pending = (step, found)
 
     def settle(self, checkpoints: Checkpoints) -> None:
         """Read the metrics of the step in flight, stop on bad ones, tell the hooks."""

@@ -219,10 +219,11 @@ def make_train_step(
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        grads, sums, rows, held = accumulate(state.params, batch, key)
-        dense, values = state.params, None
+        dense, values, seen = state.params, None, state.params
         if tables is not None:
             dense, values = tables.split(state.params)
+            seen = tables.merge(dense, tables.read(values, state.table_state))
+        grads, sums, rows, held = accumulate(seen, batch, key)
         if model_state is not None:
             dense, _ = model_state.split(dense)
         weight = sums["weight"]

@@ -35,6 +35,8 @@ class TableTraining(NamedTuple):
         repartition: (tables, state, layout of a checkpoint) -> (tables, state) in the
             parts of this run.
         keeps_mean: whether `mean` differs from the tables.
+        read: (tables, state) -> the tables as a batch reads them; traceable. They
+            differ where the state holds slots of tables on the host.
     """
 
     split: Callable[[Any], tuple[Any, Any]]
@@ -47,3 +49,4 @@ class TableTraining(NamedTuple):
     layout: dict[str, Any]
     repartition: Callable[[Any, Any, dict[str, Any]], tuple[Any, Any]]
     keeps_mean: bool
+    read: Callable[[Any, Any], Any] = lambda tables, state: tables

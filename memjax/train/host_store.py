@@ -1,0 +1,161 @@
+"""Tables and the states of their rows in host memory, or in files mapped into it.
+
+What: `HostStore`: arrays whose first axis are the rows of one table; rows are gathered
+    and written, and all of it is copied block by block.
+Why: a table larger than the memory of a device, or of the machine, is trained here.
+When not: tables that fit on the devices; those are arrays of the state.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memjax.errors import CheckpointError, TrainingError
+
+BLOCK_BYTES = 1 << 24
+
+
+class HostLeaf(NamedTuple):
+    """An array [R, ...] of a table.
+
+    Attributes:
+        row_shape: of one row; () for one number a row.
+        dtype: as it is stored (bfloat16 as uint16).
+        initial: every entry before the first step; None where `HostStore.fill` says it.
+    """
+
+    row_shape: tuple[int, ...]
+    dtype: Any
+    initial: float | None
+
+
+class HostStore:
+    """The arrays of one table, by name, in the order of `leaves`.
+
+    Args:
+        n_rows: rows R.
+        leaves: what each array is.
+        folder: where the files lie, one `NAME.npy` an array, made anew; None: in this
+            machine's memory.
+
+    Rows of zeros take no memory and no place on a disk until they are written.
+
+    Raises:
+        TrainingError: a file cannot be made.
+    """
+
+    def __init__(
+        self,
+        n_rows: int,
+        leaves: Mapping[str, HostLeaf],
+        folder: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.n_rows, self.leaves = n_rows, dict(leaves)
+        self.folder = None if folder is None else Path(folder)
+        self._arrays: list[np.ndarray] = []
+        for name, leaf in self.leaves.items():
+            array = self._made(name, (n_rows, *leaf.row_shape), leaf.dtype)
+            if leaf.initial:
+                for part in self.blocks(leaf):
+                    array[part] = leaf.initial
+            self._arrays.append(array)
+
+    def _made(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        if self.folder is None:
+            return np.zeros(shape, dtype)
+        path = self.folder / file_name(name)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return np.lib.format.open_memmap(path, "w+", dtype=dtype, shape=shape)
+        except OSError as error:
+            raise TrainingError(
+                f"the table cannot be kept in {path}: {error.strerror or error}; "
+                "allowed: a folder that may be written, on a disk with room for it"
+            ) from error
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The live array of a name."""
+        return self._arrays[list(self.leaves).index(name)]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self._arrays)
+
+    def blocks(self, leaf: HostLeaf | None = None) -> Iterator[slice]:
+        """Slices of rows, one after the other, of about `BLOCK_BYTES`."""
+        wide = [leaf] if leaf is not None else self.leaves.values()
+        row = max(
+            int(np.prod(x.row_shape, dtype=np.int64)) * np.dtype(x.dtype).itemsize
+            for x in wide
+        )
+        size = max(1, BLOCK_BYTES // max(row, 1))
+        for first in range(0, self.n_rows, size):
+            yield slice(first, min(first + size, self.n_rows))
+
+    def fill(self, name: str, rows: Callable[[int, int], Any]) -> None:
+        """Set an array to `rows(first, n)`, block by block."""
+        array = self[name]
+        for part in self.blocks(self.leaves[name]):
+            array[part] = rows(part.start, part.stop - part.start)
+
+    def gather(self, rows_n: np.ndarray, size: int | None = None) -> list[np.ndarray]:
+        """Rows of every array, as new arrays of `size` rows; the rest is zeros."""
+        size = len(rows_n) if size is None else size
+        found = []
+        for array in self._arrays:
+            taken = np.zeros((size, *array.shape[1:]), array.dtype)
+            np.take(array, rows_n, axis=0, out=taken[: len(rows_n)], mode="clip")
+            found.append(taken)
+        return found
+
+    def write(self, rows_n: np.ndarray, values: Sequence[np.ndarray]) -> None:
+        """Set distinct rows of every array; more values than rows are left out."""
+        for array, new in zip(self._arrays, values, strict=True):
+            array[rows_n] = new[: len(rows_n)]
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Copy all arrays into `NAME.npy` of a folder, block by block, to the disk."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, array in zip(self.leaves, self._arrays, strict=True):
+            path = Path(folder) / file_name(name)
+            copy = np.lib.format.open_memmap(
+                path, "w+", dtype=array.dtype, shape=array.shape
+            )
+            for part in self.blocks(self.leaves[name]):
+                copy[part] = array[part]
+            copy.flush()
+            del copy
+
+    def restore(self, folder: str | os.PathLike[str]) -> None:
+        """Set all arrays from what `save` wrote.
+
+        Raises:
+            CheckpointError: a file is missing, or of another shape or dtype.
+        """
+        for name, array in zip(self.leaves, self._arrays, strict=True):
+            copy = open_saved(folder, name)
+            if (copy.shape, copy.dtype) != (array.shape, array.dtype):
+                raise CheckpointError(
+                    f"{Path(folder) / file_name(name)} holds {copy.dtype}"
+                    f"{list(copy.shape)}, wanted {array.dtype}{list(array.shape)}"
+                )
+            for part in self.blocks(self.leaves[name]):
+                array[part] = copy[part]
+
+
+def open_saved(folder: str | os.PathLike[str], name: str) -> np.ndarray:
+    """An array that `HostStore.save` wrote, mapped and not read yet."""
+    path = Path(folder) / file_name(name)
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def file_name(name: str) -> str:
+    """The file of an array: its name, with "." for "/"."""
+    return name.replace("/", ".") + ".npy"
