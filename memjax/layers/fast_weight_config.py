@@ -110,6 +110,7 @@ class FastWeightConfig(MemoryConfig):
                 "fuse": FUSES,
                 "state": STATES,
                 "initial": INITIALS,
+                "kernel": ("auto",),
                 **dict.fromkeys((*flags, "mask_padding"), (False, True)),
             },
         )

@@ -19,6 +19,7 @@ from memjax.errors import ConfigError
 from memjax.layers.decode_piece import Piece
 from memjax.layers.precision import Dtypes
 from memjax.layers.table import TABLE_MODES, Table, declare_table
+from memjax.ops.bag_kernels import KERNELS
 from memjax.ops.gates import COMBINE_MODES
 from memjax.parallel.row_sharding import RowSharding
 
@@ -54,6 +55,9 @@ class MemoryConfig:
         shared_table: None: every layer has its own table. A name: one table of the
             model for all layers of all memories that say this name; they must ask for
             equal tables.
+        kernel: the programs that read its tables and sum their gradients by row:
+            "auto": XLA, and on NVIDIA GPUs ours; "xla"; or "triton" or "mosaic", for
+            such GPUs only (docs/kernels.md).
     """
 
     normed_input: ClassVar[bool] = True
@@ -68,6 +72,7 @@ class MemoryConfig:
     dropout: float = 0.0
     table_mode: str = "dense"
     shared_table: str | None = None
+    kernel: str = "auto"
 
     def __post_init__(self) -> None:
         check_numbers(self, "memories")
@@ -85,6 +90,7 @@ class MemoryConfig:
             ("place", PLACES),
             ("mode", COMBINE_MODES),
             ("table_mode", TABLE_MODES),
+            ("kernel", KERNELS),
         ):
             if getattr(self, field) not in allowed:
                 raise ConfigError(
@@ -199,6 +205,7 @@ def own_tables(
             dtype=dtypes.tables,
             mode=config.table_mode,
             sharding=sharding,
+            kernel=config.kernel,
         )
         for name, spec in specs.items()
     }

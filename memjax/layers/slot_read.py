@@ -106,7 +106,7 @@ def expert_read(
     if down.stored.shape[1] != x.shape[-1]:
         raise ShapeError(f"table {down.path}", down.stored.shape, ("R", x.shape[-1]))
     if down.mode == "dense":
-        dots = row_dots(down.stored, ids, x)
+        dots = row_dots(down.stored, ids, x, down.kernel)
     else:
         rows = down.gather(module, ids)
         wide = jnp.promote_types(jnp.result_type(rows, x), jnp.float32)

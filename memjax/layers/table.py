@@ -71,6 +71,7 @@ class Table:
         recorded: whether reads are sown where the table was declared; they must then
             be sown by every reader, or its gradient would be missing.
         scales: in mode "fp8" those of the codes, uint8 [R, W / 32]; else None.
+        kernel: the program that reads, see `ops.bag_kernels`.
     """
 
     stored: jax.Array
@@ -80,6 +81,7 @@ class Table:
     sharding: RowSharding | None = flax.struct.field(pytree_node=False)
     recorded: bool = flax.struct.field(pytree_node=False, default=False)
     scales: jax.Array | None = None
+    kernel: str = flax.struct.field(pytree_node=False, default="auto")
 
     def gather(self, caller: nn.Module, ids: Any) -> jax.Array:
         """Rows [..., W] of ids [...], in the dtype of the table; of FP8, bfloat16.
@@ -90,7 +92,7 @@ class Table:
         """
         ids = row_ids(ids, self.n_rows)
         if self.scales is not None:
-            value = dequantize_rows(self.stored, self.scales, ids)
+            value = dequantize_rows(self.stored, self.scales, ids, self.kernel)
         elif self.sharding is not None:
             value = self.sharding.gather(self.stored, ids, self.n_rows)
         else:
@@ -101,14 +103,16 @@ class Table:
         """Weighted sums [..., W] of the rows ids [..., K], float32 or wider."""
         ids = row_ids(ids, self.n_rows)
         if self.scales is not None:
-            value = fp8_bag(self.stored, self.scales, ids, weights)
+            value = fp8_bag(self.stored, self.scales, ids, weights, self.kernel)
         elif self.sharding is not None:
-            value = self.sharding.bag(self.stored, ids, weights, self.n_rows)
+            value = self.sharding.bag(
+                self.stored, ids, weights, self.n_rows, self.kernel
+            )
         else:
             stored = self.stored
             if self.mode in BY_ROWS:
                 stored = jax.lax.stop_gradient(stored)
-            value = embedding_bag(stored, ids, weights)
+            value = embedding_bag(stored, ids, weights, self.kernel)
         return self._tapped(caller, ids, weights, value)
 
     def _tapped(
@@ -164,6 +168,7 @@ def declare_table(
     dtype: Any = jnp.float32,
     mode: str = "dense",
     sharding: RowSharding | None = None,
+    kernel: str = "auto",
 ) -> Table:
     """Make, or find again, a table of `module`; call it as you would `module.param`.
 
@@ -184,6 +189,7 @@ def declare_table(
             the whole table, to be dropped inside jit, and beside it, in "table_keys",
             the data of the key that its values are drawn from.
         sharding: how a table in mode "rows" is divided.
+        kernel: the program that reads it, one of `ops.bag_kernels.KERNELS`.
 
     Raises:
         ConfigError: n_rows, width or mode out of range, a dense or FP8 table divided,
@@ -199,13 +205,13 @@ def declare_table(
     if mode != "rows" and sharding is not None:
         raise ConfigError("table_mode", mode, "'rows' for a table that is divided")
     if mode == "fp8":
-        return _declare_fp8(module, name, path, (n_rows, width), init, dtype)
+        shape = n_rows, width
+        return _declare_fp8(module, name, path, shape, init, dtype, kernel)
     if mode == "dense":
         stored = module.param(name, init, (n_rows, width), dtype)
-        return Table(stored, n_rows, path, mode, None)
+        return Table(stored, n_rows, path, mode, None, kernel=kernel)
     sharding = None if sharding is None else sharding.of(path)
     shape = (n_rows, width) if sharding is None else sharding.shape(n_rows, width)
-
     key = functools.cache(lambda: module.make_rng("params"))
     if mode == "host" and module.is_initializing():
         module.variable(TABLE_KEYS, name, lambda: jax.random.key_data(key()))
@@ -223,7 +229,7 @@ def declare_table(
     if value_dtype(stored) != jnp.dtype(dtype):
         raise ConfigError(f"dtype of table {path}", value_dtype(stored), f"{dtype}")
     recorded = module.is_mutable_collection(READS)
-    return Table(stored, n_rows, path, mode, sharding, recorded)
+    return Table(stored, n_rows, path, mode, sharding, recorded, kernel=kernel)
 
 
 def _declare_fp8(
@@ -233,6 +239,7 @@ def _declare_fp8(
     shape: tuple[int, int],
     init: Init,
     dtype: Any,
+    kernel: str,
 ) -> Table:
     n_rows, width = shape
     check_fp8_width("width", width)
@@ -250,7 +257,7 @@ def _declare_fp8(
     ):
         if got != want:
             raise ShapeError(f"table {path}{part}", got, want)
-    return Table(codes, n_rows, path, "fp8", None, scales=scales)
+    return Table(codes, n_rows, path, "fp8", None, scales=scales, kernel=kernel)
 
 
 def check_fp8_width(field: str, width: int) -> None:

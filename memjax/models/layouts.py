@@ -83,6 +83,7 @@ class TableReads(NamedTuple):
         mode: of the table, such as "rows".
         layers: that read it, ascending.
         spec: the table.
+        kernel: of `ops.bag_kernels`, for its reads and the sums of its gradients.
     """
 
     rows: int
@@ -91,6 +92,7 @@ class TableReads(NamedTuple):
     mode: str
     layers: tuple[int, ...]
     spec: TableSpec
+    kernel: str = "auto"
 
 
 def table_reads(config: ModelConfig) -> dict[str, TableReads]:
@@ -115,5 +117,6 @@ def table_reads(config: ModelConfig) -> dict[str, TableReads]:
                     memory.table_mode,
                     (*(before.layers if before else ()), layer),
                     spec,
+                    memory.kernel,
                 )
     return found

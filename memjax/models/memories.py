@@ -152,7 +152,7 @@ def _asks_for(memory: MemoryConfig, specs: Mapping[str, TableSpec]) -> str:
         f"{name} {spec.n_rows} x {spec.width} ({spec.init}, std {spec.std:.6g})"
         for name, spec in specs.items()
     )
-    words = [sizes, f"mode {memory.table_mode}"]
+    words = [sizes, f"mode {memory.table_mode}, kernel {memory.kernel}"]
     if isinstance(memory, EngramConfig):
         hash_of = {name: getattr(memory, name, None) for name in _HASH_FIELDS}
         words += [f"{name} {value}" for name, value in hash_of.items()]

@@ -108,6 +108,7 @@ def build_table_optimizer(
     sharding: RowSharding | None = None,
     seed: int = 0,
     on_host: Mapping[str, int] | None = None,
+    kernels: Mapping[str, str] | None = None,
 ) -> TablesOptimizer:
     """The optimizer of the tables in mode "rows".
 
@@ -121,6 +122,7 @@ def build_table_optimizer(
         seed: of stochastic rounding.
         on_host: {path: most distinct rows of a step} of tables that are not on the
             device; they are clipped apart from the others.
+        kernels: {path: program that sums gradients by row}, as in `table_optimizer`.
     """
     on_host = on_host or {}
     writer = RowWriter(
@@ -149,7 +151,7 @@ def build_table_optimizer(
             config, settings.optimizer, rate, capacity, writer, held_reads
         )
         groups.append(TableGroup(pattern, optimizer, settings.clip_norm))
-    return table_optimizer(groups, sharding=sharding, n_rows=n_rows)
+    return table_optimizer(groups, sharding=sharding, n_rows=n_rows, kernels=kernels)
 
 
 def _optimizer(

@@ -110,6 +110,7 @@ def table_optimizer(
     *,
     sharding: RowSharding | None = None,
     n_rows: Mapping[str, int] | None = None,
+    kernels: Mapping[str, str] | None = None,
 ) -> TablesOptimizer:
     """An optimizer of a tree of tables.
 
@@ -119,6 +120,8 @@ def table_optimizer(
         sharding: how the tables are divided; None: not divided.
         n_rows: {path: rows without padding} of tables that are divided, here or in
             the checkpoint that `repartition` takes them from.
+        kernels: {path: program that sums gradients by row}, names of `ops.bag_kernels`;
+            "auto" for others.
 
     Returns:
         A TablesOptimizer; its functions raise ConfigError when a table belongs to no
@@ -127,6 +130,7 @@ def table_optimizer(
     if isinstance(groups, TableOptimizer | optax.GradientTransformation):
         groups = (TableGroup("", groups),)  # pyright: ignore[reportArgumentType]
     chosen = tuple(groups)
+    kernel_of = dict(kernels or {})
 
     def group_of(paths: Sequence[str]) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -199,8 +203,7 @@ def table_optimizer(
         splits = {path: split_of(path, slots) for path in optimizers}
         rows = {
             path: _scaled(
-                _summed(gradients.get(path, ()), named[path], slots.get(path), split),
-                scale,
+                _summed(path, gradients, named, slots, split, kernel_of), scale
             )
             for path, split in splits.items()
         }
@@ -370,16 +373,19 @@ def _divided(
 
 
 def _summed(
-    gradients: RowGradient | Sequence[RowGradient],
-    table_RW: jax.Array,
-    slots_U: jax.Array | None,
+    path: str,
+    gradients: Gradients,
+    named: Mapping[str, jax.Array],
+    slots: Mapping[str, jax.Array],
     split: Split,
+    kernels: Mapping[str, str],
 ) -> UniqueRows:
     """The gradient of a table by row, or by slot where its ids count those."""
-    n_rows, width = table_RW.shape
+    (n_rows, width), slots_U = named[path].shape, slots.get(path)
+    found, kernel = gradients.get(path, ()), kernels.get(path, "auto")
     if slots_U is None:
-        return unique_rows(gradients, n_rows, width, split=split)
-    rows = unique_rows(gradients, len(slots_U), width)
+        return unique_rows(found, n_rows, width, split=split, kernel=kernel)
+    rows = unique_rows(found, len(slots_U), width, kernel=kernel)
     ids_U = slots_U.at[rows.ids_U].get(mode="fill", fill_value=n_rows)
     return rows._replace(ids_U=ids_U)
 

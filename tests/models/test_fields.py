@@ -123,6 +123,7 @@ def test_the_tables_of_changes_are_complete():
     fields = {f.name for f in dataclasses.fields(EngramConfig)}
     # table_mode changes no number: see test_table_modes_agree below.
     elsewhere = {"n_branches", "conv_init", "table_std", "table_mode"}
+    elsewhere |= {"kernel"}  # see test_kernels.py
     elsewhere |= {"shared_table"}  # needs two layers: see test_memories.py
     elsewhere |= {"n_token_classes"}  # needs classes: see test_token_classes.py
     assert fields - set(MEMORY_CHANGES) == elsewhere, "tests of the layer change them"
