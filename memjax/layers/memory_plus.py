@@ -7,6 +7,7 @@ When not: query networks, other activations and other keys; see `product_key`.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -35,6 +36,7 @@ from memjax.layers.sub_keys import sub_keys
 from memjax.layers.table import Table
 from memjax.ops.dot_search import dot_search
 from memjax.ops.product_keys import half_l2_normalize
+from memjax.parallel.over_batch import over_batch
 from memjax.parallel.row_sharding import RowSharding
 
 FORMS = ("swilu", "plain", "experts")
@@ -182,7 +184,9 @@ class MemoryPlus(nn.Module):
         )
         q_BTHXC, keys_HXNC = self._query(x_BTD), self._keys()
         q_BTHXC = dropped(config.query_dropout, q_BTHXC)
-        found = dot_search(q_BTHXC, keys_HXNC, config.k)
+        mesh = None if self.sharding is None else self.sharding.mesh
+        search = partial(dot_search, k=config.k)
+        found = over_batch(mesh, search, (q_BTHXC,), (keys_HXNC,))
         slots_BTHK, weights_BTHK = weigh_slots(self, found, inputs.segments_BT)
         flat = (*slots_BTHK.shape[:2], -1)
         found_BTE = self._found(

@@ -8,6 +8,7 @@ When not: queries from the stream (`product_key`), rows by hash (`engram`).
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -33,6 +34,7 @@ from memjax.layers.token_rows import TokenRows
 from memjax.ops.address_entropy import address_entropy
 from memjax.ops.ngram_window import WindowLayout
 from memjax.ops.product_keys import dot_scores, product_key_search
+from memjax.parallel.over_batch import over_batch
 from memjax.parallel.row_sharding import RowSharding
 
 ACTIVATIONS = ("softmax", "relu")
@@ -171,9 +173,10 @@ class NgramKeys(nn.Module):
             self.sharding,
         )["table"]
         scores_BTHXN = self.score(inputs.rows_BTC)
+        mesh = None if self.sharding is None else self.sharding.mesh
         slots_BTHK, weights_BTHK = weigh_slots(
             self,
-            product_key_search(scores_BTHXN, config.k),
+            over_batch(mesh, partial(product_key_search, k=config.k), (scores_BTHXN,)),
             inputs.segments_BT,
             activation=config.activation,  # pyright: ignore[reportArgumentType]
         )

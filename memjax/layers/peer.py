@@ -7,6 +7,7 @@ When not: experts behind Memory+'s query; that is form "experts" of `memory_plus
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -36,6 +37,7 @@ from memjax.layers.sub_keys import sub_keys
 from memjax.layers.table import MAX_ROWS
 from memjax.ops.dot_search import dot_search
 from memjax.ops.product_keys import check_half_selection, half_l2_normalize
+from memjax.parallel.over_batch import over_batch
 from memjax.parallel.row_sharding import RowSharding
 
 ACTIVATIONS = ("softmax", "relu")
@@ -198,9 +200,11 @@ class Peer(nn.Module):
         )
         normed_BTD = self._normed(x_BTD) if config.input_norm else x_BTD
         queries = self._queries(normed_BTD, inputs.segments_BT > 0, train)
+        mesh = None if self.sharding is None else self.sharding.mesh
+        search = partial(dot_search, k=config.k, half_k=config.half_k)
         slots_BTHK, weights_BTHK = weigh_slots(
             self,
-            dot_search(queries, self._keys(d_model), config.k, config.half_k),
+            over_batch(mesh, search, (queries,), (self._keys(d_model),)),
             inputs.segments_BT,
             activation=config.activation,  # pyright: ignore[reportArgumentType]
         )

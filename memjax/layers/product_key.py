@@ -6,6 +6,7 @@ When not: projected or gated reads of arXiv:2412.09764 and experts of 2407.04153
     layers of their own.
 """
 
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -32,6 +33,7 @@ from memjax.ops.product_keys import (
     product_key_search,
 )
 from memjax.ops.read_weights import read_weights
+from memjax.parallel.over_batch import over_batch
 from memjax.parallel.row_sharding import RowSharding
 
 CONSTANTS = "constants"
@@ -183,11 +185,14 @@ class ProductKeyMemory(nn.Module):
     ) -> Selection:
         """The k best slots of every head."""
         config = self.config
-        if config.flat:
-            return flat_search(self.score(q_BTHXC, keys_HXNC, train)[..., 0, :], k)
-        if train and config.score_noise > 0:
-            return product_key_search(self.score(q_BTHXC, keys_HXNC, train), k)
-        return dot_search(q_BTHXC, keys_HXNC, k)
+        mesh = None if self.sharding is None else self.sharding.mesh
+        if config.flat or (train and config.score_noise > 0):
+            scores_BTHXN = self.score(q_BTHXC, keys_HXNC, train)
+            if config.flat:
+                search = partial(flat_search, k=k)
+                return over_batch(mesh, search, (scores_BTHXN[..., 0, :],))
+            return over_batch(mesh, partial(product_key_search, k=k), (scores_BTHXN,))
+        return over_batch(mesh, partial(dot_search, k=k), (q_BTHXC,), (keys_HXNC,))
 
     def weigh(self, scores_BTHK: Array) -> Array:
         """Weights of the selected slots."""

@@ -204,7 +204,9 @@ def best_of_half(scores_N: Array, length: int) -> Kept:
     ranked_N = jnp.where(scores_N < jnp.inf, plain_N, jnp.inf)
     kept = lax.top_k(lax.stop_gradient(ranked_N), length)
     # XLA knows top-k by its slices of a sort, and loses it where they are sliced again.
-    return Kept(*lax.optimization_barrier(kept))
+    # One barrier for both would take the result as it is, at which XLA on a CPU fails
+    # inside shard_map.
+    return Kept(*map(lax.optimization_barrier, kept))
 
 
 def best_slots(first: Kept, second: Kept, n: int, k: int) -> tuple[Array, Array, Array]:

@@ -131,6 +131,10 @@ def test_what_the_compiled_steps_exchange() -> None:
                 reads.add(kind)
         by_rows = {"all-gather", "reduce-scatter"}
         assert reads == (by_rows if mesh is ALL_BY_ROWS else {"all-to-all"})
+    # A device selects slots for its own rows of the batch.
+    for mesh in (DATA, HASH):
+        for kind, shapes, name in collectives(program(*mesh).step.as_text()):
+            assert "top_k" not in name, (kind, shapes, name)
     # Under fsdp weights go to the batch, and the batch goes nowhere.
     kinds = {kind for kind, *_ in collectives(program(*FSDP).step.as_text())}
     assert "all-gather" in kinds and "all-to-all" not in kinds
