@@ -70,7 +70,8 @@ def joined(options: ProcessOptions) -> Iterator[bool]:
     if found is None:
         yield True
         return
-    from memjax.parallel.processes import check_devices, connect
+    from memjax.parallel.process_devices import check_devices
+    from memjax.parallel.processes import connect
 
     with connect(
         found,

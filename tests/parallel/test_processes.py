@@ -4,6 +4,7 @@ import pytest
 
 from memjax.errors import ConfigError
 from memjax.parallel import processes
+from memjax.parallel.process_devices import check_devices, device_fault
 
 
 def seen(*, n=2, host="a", platform="cpu", ids=(0, 1), visible=(None, None)):
@@ -12,15 +13,15 @@ def seen(*, n=2, host="a", platform="cpu", ids=(0, 1), visible=(None, None)):
 
 
 def test_equal_parts_pass():
-    processes.device_fault(seen(), 4, 2, 2)
-    processes.device_fault(seen(), 4, 2, None)
+    device_fault(seen(), 4, 2, 2)
+    device_fault(seen(), 4, 2, None)
     own = [*seen(n=1, platform="gpu", visible=("0,1", None))]
     own += seen(n=1, platform="gpu", visible=("2,3", None))
-    processes.device_fault(own, 4, 2, 2)
+    device_fault(own, 4, 2, 2)
     # Behind cgroups both may call their GPUs 0 and 1.
-    processes.device_fault(seen(platform="gpu", visible=("0,1", None)), 4, 2, 2)
+    device_fault(seen(platform="gpu", visible=("0,1", None)), 4, 2, 2)
     apart = [*seen(n=1, platform="gpu"), *seen(n=1, platform="gpu", host="b")]
-    processes.device_fault(apart, 4, 2, 2)
+    device_fault(apart, 4, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -42,13 +43,13 @@ def test_equal_parts_pass():
 )
 def test_what_cannot_be_is_refused_with_the_fix(found, counts, said):
     with pytest.raises(ConfigError, match=said):
-        processes.device_fault(found, *counts)
+        device_fault(found, *counts)
 
 
 def test_a_single_process_agrees_with_itself_and_has_not_failed():
     assert processes.exchange("anything", "text") == ["text"]
     processes.agree("anything", {"seed": 1})
-    processes.check_devices()
+    check_devices()
     assert not processes.failed()
 
 
