@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 
 from memjax.ops.embedding_bag import embedding_bag
 from memjax.ops.fp8 import dequantize_rows, fp8_bag
@@ -15,7 +15,8 @@ TRITON, MOSAIC = "__gpu$xla.gpu.triton", "mosaic_gpu_v2"
 
 def mesh(n_devices: int) -> AbstractMesh:
     device = AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
-    return AbstractMesh((n_devices,), ("data",), abstract_device=device)
+    kinds = (AxisType.Auto,)
+    return AbstractMesh((n_devices,), ("data",), kinds, abstract_device=device)
 
 
 def lowered(program: Any, platform: str, *args: Any, **settings: Any) -> str:
