@@ -272,7 +272,7 @@ class LanguageModel(nn.Module):
         return memory_module(
             memory,
             Dtypes.of(self.config.precision),
-            None if memory.table_mode == "dense" else self.table_sharding,
+            None if memory.table_mode in ("dense", "host") else self.table_sharding,
             layouts(self.config)[layer] if reads_tokens(memory) else None,
             **where,
         )

@@ -25,5 +25,6 @@ class SharedTables(nn.Module):
     @nn.compact
     def __call__(self) -> dict[str, Table]:
         specs = self.memory.table_specs(self.d_model)
-        sharding = None if self.memory.table_mode == "dense" else self.sharding
+        undivided = self.memory.table_mode in ("dense", "host")
+        sharding = None if undivided else self.sharding
         return own_tables(self, self.memory, specs, None, self.dtypes, sharding)

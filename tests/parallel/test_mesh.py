@@ -1,5 +1,7 @@
 """The mesh: sizes, axis types, and how a batch lands on it."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -50,3 +52,42 @@ def test_bad_batches_are_refused():
         global_batch(mesh, {"tokens": np.zeros((6, 2), np.int32)})
     with pytest.raises(DataError, match="ids has dtype int64"):
         global_batch(mesh, {"ids": np.array([2**32, 2**31] * 4)})
+
+
+def test_rows_that_do_not_divide_over_the_table_axis_are_whole_over_it():
+    mesh = make_mesh(MeshConfig(data=1, fsdp=2, table=4))
+    placed = global_batch(mesh, {"ids": np.zeros((16, 3), np.int32)})["ids"]
+    assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 3)}
+    placed = global_batch(mesh, {"ids": np.zeros((6, 3), np.int32)})["ids"]
+    assert {shard.data.shape for shard in placed.addressable_shards} == {(3, 3)}
+    with pytest.raises(ConfigError, match="data.batch_size = 5.*mesh.fsdp = 2"):
+        global_batch(mesh, {"ids": np.zeros((5, 3), np.int32)})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "process_of", "want"),
+    [
+        # Two processes of four devices: data, fsdp, tensor, table.
+        ((2, 2, 2, 1), [0, 0, 0, 0, 1, 1, 1, 1], (1, 2)),
+        ((1, 4, 1, 2), [0, 0, 0, 0, 1, 1, 1, 1], (1, 2)),
+        # Tensor lies across the processes: both feed the same rows.
+        ((1, 1, 2, 4), [0, 0, 0, 0, 1, 1, 1, 1], (0, 1)),
+        ((4, 1, 1, 2), [1, 0, 0, 1, 1, 0, 0, 1], None),
+    ],
+)
+def test_readers_follow_from_where_a_process_stands_on_the_mesh(
+    sizes, process_of, want, monkeypatch
+):
+    devices = np.array([SimpleNamespace(process_index=p) for p in process_of])
+    names = ("data", "fsdp", "tensor", "table")
+    mesh = SimpleNamespace(
+        devices=devices.reshape(sizes),
+        axis_names=names,
+        shape=dict(zip(names, sizes, strict=True)),
+    )
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    if want is not None:
+        assert data_reader(mesh) == want
+    else:
+        with pytest.raises(ConfigError, match=r"equal blocks of the 8 parts.*\[0, 3"):
+            data_reader(mesh)
