@@ -117,7 +117,9 @@ class Duel:
         best = min(ours, key=lambda form: ours[form].ms)
         peer = min(theirs, key=lambda form: theirs[form].ms) if theirs else None
         their_side = None if peer is None else theirs[peer]
-        differences = [p.difference for p in measured.values() if p.difference]
+        differences = [
+            p.difference for p in measured.values() if p.difference is not None
+        ]
         return Figure(
             ours_ms=ours[best].ms,
             ours_min_ms=ours[best].min_ms,

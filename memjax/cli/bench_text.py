@@ -42,6 +42,10 @@ def figures_text(figures: Mapping[str, Any]) -> str:
         skipped = figure["skipped"]
         for note in [*([f"skipped: {skipped}"] if skipped else []), *figure["notes"]]:
             said.setdefault(note, []).append(name)
+    variants = [line for n, f in timed.items() for line in _variants(n, f)]
+    if variants:
+        lines += ["", "Other ways to write PyTorch's side, fastest of the warm-up, ms:"]
+        lines += variants
     if said:
         lines.append("")
     for note, names in said.items():
@@ -88,6 +92,18 @@ def _row(name: str, figure: Mapping[str, Any]) -> list[str]:
         figure["target"] or "",
         "" if met is None else "yes" if met else "no",
     ]
+
+
+def _variants(name: str, figure: Mapping[str, Any]) -> list[str]:
+    """A line for each form of which PyTorch's side was written in several ways."""
+    lines = []
+    for form, pair in figure["forms"].items():
+        taken = {} if pair["theirs"] is None else pair["theirs"]["variants_warm_up_ms"]
+        if len(taken) > 1:
+            words = ", ".join(f"{variant} {ms:.4g}" for variant, ms in taken.items())
+            of_form = f", {form}" if len(figure["forms"]) > 1 else ""
+            lines.append(f"{name}{of_form}: {words}")
+    return lines
 
 
 def _form(figure: Mapping[str, Any], side: str) -> str:

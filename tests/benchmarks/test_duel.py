@@ -84,7 +84,7 @@ def test_sides_take_turns_and_the_faster_forms_count():
     assert figure.of_floor == pytest.approx(2.5 / 8) and figure.calls == 15
     said = figure.json()
     assert said["target"] == "ratio >= 3" and said["target_met"] is False
-    assert said["forms"]["dense"]["ratio"] == 5 and said["difference"] is None
+    assert said["forms"]["dense"]["ratio"] == 5 and said["difference"] == 0
     assert said["forms"]["rows"]["theirs"]["variant"] == "quick"
     assert said["forms"]["rows"]["ours"]["threads"] == 2
     first = [entry for entry in Scripted.log if entry[0] in "ab"]

@@ -5,6 +5,7 @@ import pytest
 
 from memjax.benchmarks.machine import free_bytes, huge_page_frac, machine_facts
 from memjax.benchmarks.process import BenchmarkError, Local, Process, environment
+from memjax.benchmarks.rates import Rates, rates_program
 from memjax.benchmarks.table_rows import program_of
 from memjax.benchmarks.table_step import TableCase, save_batches
 
@@ -65,3 +66,12 @@ def test_machine_facts_are_there_or_none():
         assert value is None or value > 2**20
     frac = huge_page_frac()
     assert frac is None or 0 <= frac <= 1
+
+
+def test_rates_of_a_machine_are_positive():
+    rates = Rates(n_bytes=2**16, side=32, n_times=2)
+    assert set(rates.describe()) == {"backend", "device"}
+    found = rates.measure()
+    assert set(found) == {"copy_gb_s", "matmul_gflops"} and min(found.values()) > 0
+    full = rates_program(short=False)
+    assert full.make()._n_bytes == 2**28  # more than any cache holds

@@ -113,6 +113,7 @@ def test_figures_as_a_table_and_as_json(memjax, entries, timed, tmp_path):
         *["2.50", "1", "17%", "ratio", ">=", "2", "yes"]
     ]
     assert "bag/b: skipped: no memory" in done.out
+    assert "of the warm-up, ms:\nbag/a: quick 5, slow 1000\n" in done.out
     assert "Copies 10.0 GB/s (read and written)" in done.out
     assert "jax 1 on cpu with 2 threads." in done.out
     assert "adam" in done.out and "bag/a\n" in done.err
