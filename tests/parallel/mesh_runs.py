@@ -36,7 +36,7 @@ ENGRAM = EngramConfig(
     table_mode="rows",
 )
 PRODUCT_KEYS = ProductKeyConfig(
-    layers=(1,), n_sub_keys=8, key_width=8, n_heads=2, k=3, table_mode="rows"
+    layers=(1,), n_sub_keys=8, key_width=8, n_heads=1, k=2, table_mode="rows"
 )
 
 
@@ -141,4 +141,13 @@ def go_on(found: Program, state: Any, numbers: range) -> Run:
 def run(mesh: MeshConfig, n_devices: int = 8, accumulate_steps: int = 1) -> Run:
     """All steps from the start."""
     found = program(mesh, n_devices, accumulate_steps)
-    return go_on(found, _state(init_state, found.parts), range(N_STEPS))
+    if mesh.table > 1:  # padded tables
+        return go_on(found, _state(init_state, found.parts), range(N_STEPS))
+    shardings = jax.tree.map(lambda x: x.sharding, found.abstract)
+    return go_on(found, jax.device_put(_first(), shardings), range(N_STEPS))
+
+
+@cache
+def _first() -> Any:
+    """The state at step 0, on the host."""
+    return jax.device_get(_state(init_state, parts_on(MeshConfig(), 1)))
