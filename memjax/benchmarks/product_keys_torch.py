@@ -200,6 +200,8 @@ def _step(memory: _Memory) -> Ready:
         "pairs_foreach": using(forms["foreach"], memory.pairs),
         "grid_foreach": using(forms["foreach"], memory.grid),
     }
+    if sparse is not None:  # the dense Adam has only keys and query weights here
+        del variants["pairs_foreach"]
     kept = {name: memory.weights[name].detach().clone() for name in ("kernel", "keys")}
     with memory.torch.no_grad():
         before = memory.probed(memory.weights["table"])
