@@ -22,6 +22,7 @@ from memjax.errors import ConfigError
 
 TABLE_ROWS = "table_rows"
 ALL = "all"
+CACHE_VARIABLE = "MEMJAX_CACHE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,7 @@ def measure_entries(
     *,
     short: bool,
     huge_pages: bool,
+    cache_dir: str | None = None,
     say: Callable[[str], None] = lambda _: None,
     open_worker: OpenWorker = Process,
 ) -> dict[str, Any]:
@@ -125,6 +127,7 @@ def measure_entries(
         entries: what to measure.
         short: few and short turns.
         huge_pages: whether glibc is asked for huge pages, on both sides.
+        cache_dir: where the corpus lies, as in `DataConfig`.
         say: told what is being done.
         open_worker: makes a worker of (program, huge pages).
 
@@ -135,6 +138,7 @@ def measure_entries(
     session = Session(
         rates={},
         huge_pages=huge_pages,
+        variables={} if cache_dir is None else {CACHE_VARIABLE: cache_dir},
         with_peer=importlib.util.find_spec("torch") is not None,
         say=say,
         open_worker=open_worker,

@@ -9,7 +9,7 @@ When not: the turns of two sides; see `duel`.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memjax.benchmarks.figure import Figure
@@ -29,6 +29,7 @@ class Session:
         n_turns: turns of each side.
         turn_seconds: about how long a turn is; at least two calls.
         max_calls: most timed calls of a turn.
+        variables: of the environment of every worker.
         say: told what is being done.
         open_worker: makes a worker of (program, huge pages).
     """
@@ -39,6 +40,7 @@ class Session:
     n_turns: int = 5
     turn_seconds: float = 1.0
     max_calls: int = 50
+    variables: Mapping[str, str] = field(default_factory=dict)
     say: Callable[[str], None] = lambda _: None
     open_worker: OpenWorker = Process
 
@@ -63,6 +65,8 @@ class Entry:
 @contextmanager
 def open_program(session: Session, program: Program) -> Iterator[Worker]:
     """A worker of a program, not yet asked anything; closed at the end."""
+    variables = {**session.variables, **program.variables}
+    program = replace(program, variables=variables)
     worker = session.open_worker(program, session.huge_pages)
     try:
         yield worker

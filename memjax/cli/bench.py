@@ -79,7 +79,11 @@ def run(argv: Sequence[str]) -> int:
         texts.append(bench_text.table_rows_text(curve))
     if entries:
         taken = catalog.measure_entries(
-            entries, short=command.short, huge_pages=command.huge_pages, say=_say
+            entries,
+            short=command.short,
+            huge_pages=command.huge_pages,
+            cache_dir=command.cache_dir,
+            say=_say,
         )
         figures |= taken
         texts.append(bench_text.figures_text(taken))

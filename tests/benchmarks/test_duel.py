@@ -15,10 +15,12 @@ class Scripted:
     """A contender with the milliseconds and the output of its program's arguments."""
 
     log: list = []
+    variables: list = []
 
     def __init__(self, program, huge_pages):
         self.script, self.name = program.arguments, program.name
         self.huge_pages, self.asked = huge_pages, ["describe"]
+        self.variables.append(dict(program.variables))
         self.n_turns = 0
         self.log.append((self.name, "open"))
 
@@ -54,7 +56,7 @@ class Scripted:
 
 @pytest.fixture(autouse=True)
 def log():
-    Scripted.log = []
+    Scripted.log, Scripted.variables = [], []
     return Scripted.log
 
 
@@ -173,8 +175,13 @@ def test_figures_of_a_command():
     assert machine["rates"]["copy_gb_s"] == 10 and machine["huge_pages"] is False
     assert figures["x/b"]["ours_ms"] == 3 and figures["x/a"]["target"] is None
     full = catalog.measure_entries(
-        entries[:1], short=False, huge_pages=True, open_worker=Scripted
+        entries[:1],
+        short=False,
+        huge_pages=True,
+        cache_dir="here",
+        open_worker=Scripted,
     )
+    assert Scripted.variables == [{}, {}] + 2 * [{"MEMJAX_CACHE": "here"}]
     assert full["x/a"]["target"] == "ratio >= 1" and full["machine"]["huge_pages"]
 
 
