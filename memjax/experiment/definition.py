@@ -81,6 +81,7 @@ class Experiment:
             sizes = self.mesh.sizes(n_devices)
         self._check_batch(max(sizes["data"], 1) * max(sizes["fsdp"], 1))
         self._check_model_axes({name: max(size, 1) for name, size in sizes.items()})
+        self._check_host_tables(sizes["table"])
         self._check_table_axis(n_devices)
         self._check_vocabulary()
         return self
@@ -117,6 +118,25 @@ class Experiment:
             for path, leaf in leaves:
                 name = path_name(path)
                 rules.spec(name, parameter_axes(name, leaf.shape), leaf.shape)
+
+    def _check_host_tables(self, parts: int) -> None:
+        """What tables on the host do not have; what nothing but they would read."""
+        on_host = any(memory.table_mode == "host" for memory in self.model.memories)
+        optim, train = self.optim, self.train
+        for name, value, only in (
+            ("mesh.table", parts, 1),
+            ("optim.table_ema_decay", optim.table_ema_decay, None),
+            ("optim.table_stochastic_rounding", optim.table_stochastic_rounding, False),
+        ):
+            if on_host and value != only:
+                raise ConfigError(name, value, f"{only} with tables on the host")
+        for name, value, only in (
+            ("train.host_tables", train.host_tables, "memory"),
+            ("train.host_slots", train.host_slots, None),
+        ):
+            if not on_host and value != only:
+                want = f"{only!r} without a memory in table_mode 'host'"
+                raise ConfigError(name, value, want)
 
     def _check_table_axis(self, n_devices: int | None) -> None:
         parts = self.mesh.table
