@@ -31,6 +31,7 @@ from memjax.build.host_tables import (
 from memjax.build.knn import knn_scores
 from memjax.build.parts import Parts
 from memjax.build.sizes import check_memory
+from memjax.data.cache import cache_root
 from memjax.data.pipeline import eval_batches, prepare, train_batches
 from memjax.data.state import ForAnyReaders
 from memjax.data.tokenizer import load_tokenizer
@@ -45,10 +46,16 @@ from memjax.models.memories import carried_state
 from memjax.models.parameters import cost, merge_variables
 from memjax.optim.build import build_optimizer, schedules
 from memjax.optim.labels import group_norms
-from memjax.parallel.mesh import data_reader, global_batch, make_mesh
+from memjax.parallel.mesh import (
+    data_reader,
+    global_batch,
+    make_mesh,
+    mesh_for_reading,
+)
 from memjax.parallel.processes import agree
 from memjax.train.config import RESUMABLE_FIELDS
 from memjax.train.host_item import host_folder
+from memjax.train.kept_programs import kept_programs
 from memjax.train.loop import fit
 from memjax.train.restore_params import restore_params
 from memjax.train.run_folder import (
@@ -61,10 +68,11 @@ from memjax.train.state import abstract_state
 
 DATASTORE_FOLDER = "datastore"
 
-# What a rerun in the same folder may change: it alters no number of the run. The mesh
-# is not among them, since sums over devices round differently.
+# What a rerun in the same folder may change: the state keeps its meaning. On another
+# mesh, as on other devices, sums round differently; starts.jsonl has both.
 MAY_CHANGE = (
     *RESUMABLE_FIELDS,
+    "mesh",
     "name",
     "notes",
     "data.n_threads",
@@ -103,13 +111,17 @@ def train(
     rates = schedules(experiment.optim, config.n_steps)
     transform = build_optimizer(experiment.optim, parts.dense_labels, config.n_steps)
     health = make_health(parts.model, parts.loss)
-    with train_batches(
-        data,
-        reader=reader,
-        n_readers=n_readers,
-        prepared=prepared,
-        row_ids=parts.row_ids,
-    ) as batches:
+    programs = cache_root(data.cache_dir) / "compiled"
+    with (
+        kept_programs(config.compilation_cache, programs),
+        train_batches(
+            data,
+            reader=reader,
+            n_readers=n_readers,
+            prepared=prepared,
+            row_ids=parts.row_ids,
+        ) as batches,
+    ):
         agree("data", {**batches.state(), "fingerprint": parts.fingerprint()})
         # Last, so that an error above leaves no folder in the way of the next try.
         folder = open_run_folder(
@@ -172,7 +184,8 @@ def load_run(
 ) -> tuple[Parts, Any, int]:
     """A run's experiment, its parameters (averaged when it keeps an average), a step.
 
-    Tables on the host come as tables in mode "rows", on the device, where they must
+    On the run's mesh where its devices are as many as there are here, else in copies on
+    all of them. Tables on the host come as tables in mode "rows", on the device, where they must
     fit.
 
     Args:
@@ -197,7 +210,9 @@ def _load(
     if not (folder / CONFIG_FILE).exists():
         raise CheckpointError(f"{folder} is not a run folder: it has no {CONFIG_FILE}")
     experiment = load_experiment(folder / CONFIG_FILE).experiment
-    mesh = make_mesh(experiment.mesh)
+    here = mesh_for_reading(experiment.mesh, jax.device_count())
+    experiment = replace(experiment, mesh=here)
+    mesh = make_mesh(here)
     parts = Parts(experiment, mesh)
     abstract = abstract_state(
         parts.init_params,

@@ -25,6 +25,9 @@ class TrainConfig:
         keep_best: save when an evaluation is the best so far, and keep that one too.
         log_every: steps between records in metrics.jsonl and the event files.
         health_every: steps between memory-health records; None records none.
+        compilation_cache: where compiled programs are kept for the next start: "auto",
+            the folder `compiled` beside the prepared corpora, but on a CPU nowhere;
+            "off"; or a folder. See `memjax.train.kept_programs`.
         profile_steps: (first, end) of a profiler window, end excluded; None for none.
         host_tables: where tables in mode "host" are while a run trains: "memory", "run"
             (files in the run folder, mapped into memory), or a folder for these files.
@@ -42,6 +45,7 @@ class TrainConfig:
     keep_best: bool = True
     log_every: int = 10
     health_every: int | None = None
+    compilation_cache: str = "auto"
     profile_steps: tuple[int, int] | None = None
     host_tables: str = "memory"
     host_slots: int | None = None
@@ -52,6 +56,9 @@ class TrainConfig:
         for name in ("eval_every", "max_eval_batches", "save_every", "health_every"):
             if getattr(self, name) is not None:
                 self._at_least_one(name, getattr(self, name))
+        if not isinstance(self.compilation_cache, str) or not self.compilation_cache:
+            want = "'auto', 'off' or a folder"
+            raise ConfigError("train.compilation_cache", self.compilation_cache, want)
         if self.profile_steps is not None:
             window = tuple(self.profile_steps)
             if len(window) != 2 or not 0 <= window[0] < window[1]:
