@@ -59,9 +59,26 @@ BENCHMARKS = {
         what="memory of a training step on each of 1, 2, 4 and 8 devices",
         cost="2 min, 2 GB",
     ),
+    "engram": Benchmark(
+        what="an Engram layer: forward, forward and backward, whole step with Adam",
+        cost="8 min, 12 GB",
+    ),
+    "sinkhorn": Benchmark(
+        what="a step of the table optimizer, dense and by active rows",
+        cost="4 min, 20 GB",
+    ),
+    "train_step": Benchmark(
+        what="the quickstart's step with and without memory; compiling deep models",
+        cost="2 min, 4 GB",
+    ),
     "bag": Benchmark(
         what="weighted row sums and their gradients",
         cost="2 min, 4 GB",
+    ),
+    "host_table": Benchmark(
+        what="the quickstart's step, its table on the device, the host, in a file",
+        cost="4 min, 8 GB",
+        reads_corpus=True,
     ),
 }
 

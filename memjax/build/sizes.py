@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from memjax.build.host_plan import slots_of_tables
 from memjax.build.parts import Parts
 from memjax.errors import ConfigError
 from memjax.experiment import Experiment
@@ -51,16 +52,24 @@ def check_memory(experiment: Experiment) -> None:
 
     Counted: each parameter, its gradient and the optimizer's state; against the memory
     of a device, or of this machine for a CPU. Only what is certain not to fit is
-    refused; activations are not counted.
+    refused; activations are not counted, and of tables on the host the slots alone.
     """
     parts = Parts(experiment)
     sizes = cost(experiment.model, experiment.data.context)
     transform = build_optimizer(
         experiment.optim, parts.dense_labels, experiment.train.n_steps
     )
-    dense, tables = parts.split(parts.abstract)
+    abstract = parts.abstract
+    if parts.host_plans:
+        abstract = jax.eval_shape(
+            lambda params: slots_of_tables(params, parts.host_plans), abstract
+        )
+    dense, tables = parts.split(abstract)
     state = jax.tree.leaves(jax.eval_shape(transform.init, dense))
-    needed = 2 * (sizes.table_bytes + sizes.dense_bytes)
+    needed = 2 * sum(
+        math.prod(leaf.shape) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(abstract)
+    )
     if parts.tables is not None:
         # Tables by rows have no gradient of their size.
         needed -= sum(
