@@ -169,7 +169,8 @@ class _DenseStep(NamedTuple):
         table = jax.ShapeDtypeStruct(self.shape, kept[self.table].dtype)
         state = jax.eval_shape(self.optimizer.init, table)
         names = [self.prefix + name for name in _named(state)]
-        values = [np.asarray(leaves[name]) for name in names]
+        # Copies: what does not change goes back to the device as it is.
+        values = [np.array(leaves[name]) for name in names]
         done = self.optimizer.streamed(
             jax.tree.unflatten(jax.tree.structure(state), values),
             row_S,
