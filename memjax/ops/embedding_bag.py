@@ -20,6 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from memjax.errors import DataError, ShapeError
 from memjax.ops import bag_kernels
+from memjax.ops.order import wait_for
 from memjax.ops.row_gradient import RowGradient, table_gradient
 from memjax.ops.rows import get_rows, load, value_dtype
 
@@ -277,6 +278,8 @@ def _bag_backward(kernel: str, saved: Any, cotangent_NW: Any) -> tuple[Any, None
         weights_bar_NK = weights_gradient(table_RW, ids_NK, cotangent_NW, kernel=kernel)
         weights_bar_NK = weights_bar_NK.astype(like_0.dtype)
     if weights_NK is not None:
+        # The table is read before its update, which then needs no copy of it.
+        cotangent_NW = wait_for(cotangent_NW, weights_bar_NK)
         gradient = RowGradient(ids_NK, weights_NK, cotangent_NW)
         shape = len(like_R0), cotangent_NW.shape[-1]
         table_bar_RW = table_gradient(gradient, *shape, kernel=kernel)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from memjax.errors import ShapeError
 from memjax.ops.embedding_bag import row_ids, weighted_sums, weights_gradient
+from memjax.ops.order import wait_for
 from memjax.ops.row_gradient import RowGradient, table_gradient
 from memjax.ops.rows import value_dtype
 
@@ -75,7 +76,8 @@ def _backward(
     table_RW, ids_NK, x_NW = saved
     x_bar_NW = weighted_sums(table_RW, ids_NK, bar_NK, kernel=kernel)
     x_bar_NW = x_bar_NW.astype(x_NW.dtype)
-    gradient = RowGradient(ids_NK, bar_NK, x_NW)
+    # The table is read before its update, which then needs no copy of it.
+    gradient = RowGradient(ids_NK, bar_NK, wait_for(x_NW, x_bar_NW))
     table_bar_RW = table_gradient(gradient, *table_RW.shape, kernel=kernel)
     return table_bar_RW.astype(table_RW.dtype), None, x_bar_NW
 
