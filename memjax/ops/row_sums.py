@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-_PIECE = 4
+_IN_REGISTERS = 4
 
 
 def sort_reads(ids_P: Array) -> tuple[Array, Array]:
@@ -54,12 +54,13 @@ def sum_reads(
 ) -> Array:
     """[n_slots, W]: weight * cotangent of each read, added to its slot, in XLA's terms.
 
-    float32 or wider. The order of additions depends on the reads of a slot alone.
+    float32 or wider. The order of additions depends on the reads of a slot alone; on a
+    CPU it is theirs, from left to right.
     Nothing of the size P x W is formed.
 
     Args:
         n_slots: of the result.
-        at_a_time: reads (on a CPU pieces of a slot's reads) that are added in a step.
+        at_a_time: reads (on a CPU slots first) that are added in a step.
         slot_P: int32, ascending: where reads are added; n_slots or more: nowhere.
         order_P: int32, the numbers of the reads in that order.
         reads_P: int32, whose cotangent each read gets; by number.
@@ -79,7 +80,7 @@ def sum_reads(
         weights_P,
         cotangent_NW,
         n_inside,
-        cpu=functools.partial(add_pieces, size),
+        cpu=functools.partial(add_in_turn, size),
         default=functools.partial(add_blocks, size),
     )
 
@@ -122,7 +123,7 @@ def add_by_product(sums_UW: Array, slot_B: Array, part_BW: Array) -> Array:
     return sums_UW.at[slot_B].add(total_BW, mode="drop")
 
 
-def add_pieces(
+def add_in_turn(
     size: int,
     sums_UW: Array,
     slot_P: Array,
@@ -133,41 +134,53 @@ def add_pieces(
 ) -> Array:
     """Where a scatter is a loop over its parts, as on a CPU.
 
-    The reads of a slot are cut into pieces of four, which are added in registers before
-    the slot in memory is touched. The cost does not depend on how often a row is read.
+    The first four reads of a slot are added in registers, before memory is touched; any
+    others one by one after that, so that all are added from left to right.
     """
-    first_Q, n_pieces = _pieces(slot_P, n_inside)
-    first_Q = jnp.concatenate([first_Q, jnp.broadcast_to(n_inside, (size + 1,))])
+    places_P = jnp.arange(len(slot_P), dtype=jnp.int32)
+    begins_P = jnp.concatenate([jnp.ones(1, bool), slot_P[1:] != slot_P[:-1]])
+    nth_P = places_P - lax.cummax(jnp.where(begins_P, places_P, 0))
+    inside_P = places_P < n_inside
+    first_P, n_first = _places((nth_P == 0) & inside_P, n_inside, size + 1)
+    other_P, n_others = _places((nth_P >= _IN_REGISTERS) & inside_P, n_inside, size)
 
-    def add_some(i: Array, sums_UW: Array) -> Array:
-        first_B = lax.dynamic_slice_in_dim(first_Q, i * size, size)
-        end_B = lax.dynamic_slice_in_dim(first_Q, i * size + 1, size)
-        total_BW = jnp.zeros((size, sums_UW.shape[1]), sums_UW.dtype)
-        for j in range(_PIECE):
-            there_B = first_B + j < end_B
-            read_B = jnp.where(there_B, first_B + j, 0)
-            part_BW = _at(cotangent_NW, _at(token_P, read_B)).astype(sums_UW.dtype)
-            if weights_P is not None:
-                part_BW = part_BW * _at(weights_P, read_B)[:, None]
-            total_BW = total_BW + jnp.where(there_B[:, None], part_BW, 0)
-        there_B = first_B < end_B
-        slot_B = _at(slot_P, jnp.where(there_B, first_B, 0))
+    def part(read_B: Array, there_B: Array) -> Array:
+        read_B = jnp.where(there_B, read_B, 0)
+        part_BW = _at(cotangent_NW, _at(token_P, read_B)).astype(sums_UW.dtype)
+        if weights_P is not None:
+            part_BW = part_BW * _at(weights_P, read_B)[:, None]
+        return jnp.where(there_B[:, None], part_BW, 0)
+
+    def add(sums_UW: Array, read_B: Array, there_B: Array, total_BW: Array) -> Array:
+        slot_B = _at(slot_P, jnp.where(there_B, read_B, 0))
         slot_B = jnp.where(there_B, slot_B, len(sums_UW))
         return sums_UW.at[slot_B].add(total_BW, mode="drop")
 
-    return lax.fori_loop(0, (n_pieces + size - 1) // size, add_some, sums_UW)
+    def add_first(i: Array, sums_UW: Array) -> Array:
+        read_B = lax.dynamic_slice_in_dim(first_P, i * size, size)
+        end_B = lax.dynamic_slice_in_dim(first_P, i * size + 1, size)
+        total_BW = part(read_B, read_B < end_B)
+        for j in range(1, _IN_REGISTERS):
+            total_BW = total_BW + part(read_B + j, read_B + j < end_B)
+        return add(sums_UW, read_B, read_B < end_B, total_BW)
+
+    def add_others(i: Array, sums_UW: Array) -> Array:
+        read_B = lax.dynamic_slice_in_dim(other_P, i * size, size)
+        there_B = read_B < n_inside
+        return add(sums_UW, read_B, there_B, part(read_B, there_B))
+
+    sums_UW = lax.fori_loop(0, (n_first + size - 1) // size, add_first, sums_UW)
+    return lax.fori_loop(0, (n_others + size - 1) // size, add_others, sums_UW)
 
 
-def _pieces(slot_P: Array, n_inside: Array) -> tuple[Array, Array]:
-    """(first read of each piece [P], then n_inside; how many pieces)."""
-    places_P = jnp.arange(len(slot_P), dtype=jnp.int32)
-    begins_P = jnp.concatenate([jnp.ones(1, bool), slot_P[1:] != slot_P[:-1]])
-    begin_P = lax.cummax(jnp.where(begins_P, places_P, 0))
-    first_P = ((places_P - begin_P) % _PIECE == 0) & (places_P < n_inside)
-    number_P = jnp.where(first_P, lax.cumsum(first_P.astype(jnp.int32)) - 1, 2**31 - 1)
-    none_P = jnp.broadcast_to(n_inside, slot_P.shape)
-    first_Q = none_P.at[number_P].set(places_P, mode="drop", unique_indices=True)
-    return first_Q, jnp.sum(first_P, dtype=jnp.int32)
+def _places(mask_P: Array, end: Array, padding: int) -> tuple[Array, Array]:
+    """(where the mask is set, ascending, then `end`, [P + padding]; how often)."""
+    places_P = jnp.arange(len(mask_P), dtype=jnp.int32)
+    number_P = lax.cumsum(mask_P.astype(jnp.int32))
+    beyond = len(mask_P) + padding
+    to_P = jnp.where(mask_P, number_P - 1, beyond)
+    found = jnp.broadcast_to(end, (beyond,))
+    return found.at[to_P].set(places_P, mode="drop"), number_P[-1]
 
 
 def _at(array: Array, index: Array) -> Array:

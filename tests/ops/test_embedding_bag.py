@@ -215,3 +215,33 @@ def test_a_gradient_that_stops_at_the_table_is_not_formed() -> None:
     stopped = made(jax.lax.stop_gradient)
     assert not [line for line in stopped if "scatter" in line]
     assert [line for line in made(lambda table: table) if "scatter" in line]
+
+
+def test_a_dense_step_does_not_copy_the_table() -> None:
+    """The backward pass reads the table for the weights, and the step writes it: the
+    compiler copies the table unless the reads come before."""
+    n_rows, width = 999, 8
+    shapes = [
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in (
+            ((n_rows, width), jnp.float32),
+            ((16, 40), jnp.float32),
+            ((16, 40), jnp.int32),
+        )
+    ]
+
+    def loss(table: jax.Array, weights: jax.Array, ids: jax.Array) -> jax.Array:
+        return jnp.sum(embedding_bag(table, ids, weights, "xla") ** 2)
+
+    def step(table: jax.Array, weights: jax.Array, ids: jax.Array) -> Any:
+        bars = jax.grad(loss, (0, 1))(table, weights, ids)
+        return table - 0.1 * bars[0], weights - 0.1 * bars[1]
+
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        lowered = jax.jit(step, donate_argnums=(0, 1)).lower(*shapes)
+        text = lowered.compile().as_text() or ""
+    finally:
+        jax.config.update("jax_disable_most_optimizations", True)
+    assert f"f32[{n_rows},{width}]" in text
+    assert not re.findall(rf"f32\[{n_rows},{width}\]\S* copy\(", text)
