@@ -184,9 +184,9 @@ def load_run(
 ) -> tuple[Parts, Any, int]:
     """A run's experiment, its parameters (averaged when it keeps an average), a step.
 
-    On the run's mesh where its devices are as many as there are here, else in copies on
-    all of them. Tables on the host come as tables in mode "rows", on the device, where they must
-    fit.
+    On the run's mesh where that takes as many devices as there are, else in copies on
+    all of them. Tables on the host come as tables in mode "rows", on the device, where
+    they must fit.
 
     Args:
         run_dir: a run folder.

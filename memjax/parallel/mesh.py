@@ -90,6 +90,16 @@ class MeshConfig:
         return sizes
 
 
+def mesh_for_reading(config: MeshConfig, n_devices: int) -> MeshConfig:
+    """The mesh to read a run with that was trained on `config`: the same where its
+    product is n_devices, else one whose devices all have copies."""
+    try:
+        config.sizes(n_devices)
+    except ConfigError:
+        return MeshConfig()
+    return config
+
+
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh with the axes data, fsdp, tensor and table, all of type Auto.
 
