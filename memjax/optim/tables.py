@@ -202,9 +202,7 @@ def table_optimizer(
         optimizers = trained(named)
         splits = {path: split_of(path, slots) for path in optimizers}
         rows = {
-            path: _scaled(
-                _summed(path, gradients, named, slots, split, kernel_of), scale
-            )
+            path: _summed(path, gradients, scale, named, slots, split, kernel_of)
             for path, split in splits.items()
         }
         squares = {path: _square(rows[path], splits[path]) for path in optimizers}
@@ -374,15 +372,17 @@ def _divided(
 
 def _summed(
     path: str,
-    gradients: Gradients,
+    gradients: Mapping[str, Any],
+    scale: jax.Array,
     named: Mapping[str, jax.Array],
     slots: Mapping[str, jax.Array],
     split: Split,
     kernels: Mapping[str, str],
 ) -> UniqueRows:
-    """The gradient of a table by row, or by slot where its ids count those."""
+    """The scaled gradient of a table by row, or by slot where its ids are those."""
     (n_rows, width), slots_U = named[path].shape, slots.get(path)
-    found, kernel = gradients.get(path, ()), kernels.get(path, "auto")
+    kernel = kernels.get(path, "auto")
+    found = [g._replace(cotangent=g.cotangent * scale) for g in gradients.get(path, ())]
     if slots_U is None:
         return unique_rows(found, n_rows, width, split=split, kernel=kernel)
     rows = unique_rows(found, len(slots_U), width, kernel=kernel)
