@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh
 
 from memjax.parallel.mesh import global_batch, replicated
@@ -165,9 +164,9 @@ class HostTables:
         self._leaving: deque[tuple[int, int, np.ndarray, list[jax.Array]]] = deque()
         self._step = 0
         self._after: Any = None
-        self._exchange = jax.jit(
-            _exchange, donate_argnums=0, out_shardings=replicated(mesh)
-        )
+        # In one program the slots would be copied, to be read before they are written.
+        self._take_out = jax.jit(_taken, out_shardings=self._put)
+        self._put_in = jax.jit(_with_rows, donate_argnums=0, out_shardings=self._put)
         self._at_rest = jax.jit(lambda place_S: place_S < 0)
 
     def fill(self) -> None:
@@ -222,11 +221,12 @@ class HostTables:
         for i, (table, moved) in enumerate(zip(self.tables, ready.moved, strict=True)):
             held = [leaves[name] for name in table.store.leaves]
             for k, part in enumerate(moved.parts):
-                held, left = self._exchange(held, *part)
                 size = len(part.out_slots)
                 rows = moved.exchange.out_rows[k * size : (k + 1) * size]
                 if len(rows):
+                    left = self._take_out(held, part.out_slots)
                     self._leaving.append((self._step, i, rows, left))
+                held = self._put_in(held, part.in_slots, part.values)
             self.row_S[i][moved.exchange.in_slots] = moved.exchange.in_rows
             new |= dict(zip(table.store.leaves, held, strict=True))
             new[table.slots] = moved.slots_U
@@ -353,20 +353,19 @@ class HostTables:
             self.tables[i].store.write(rows, [np.asarray(values) for values in left])
 
 
-def _exchange(
-    held: list[jax.Array],
-    in_slots: jax.Array,
-    out_slots: jax.Array,
-    values: list[jax.Array],
-) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Take rows out of their slots, then put others in; slots S are left out."""
-    left = [array.at[out_slots].get(mode="clip") for array in held]
-    left, values = lax.optimization_barrier((left, values))
-    held = [
-        array.at[in_slots].set(new, mode="drop")
+def _taken(held: list[jax.Array], slots: jax.Array) -> list[jax.Array]:
+    """Rows of slots; those of slot S are of no use."""
+    return [array.at[slots].get(mode="clip") for array in held]
+
+
+def _with_rows(
+    held: list[jax.Array], slots: jax.Array, values: list[jax.Array]
+) -> list[jax.Array]:
+    """Rows put into slots; those for slot S are left out."""
+    return [
+        array.at[slots].set(new, mode="drop")
         for array, new in zip(held, values, strict=True)
     ]
-    return held, left
 
 
 def _padded(ids: np.ndarray, size: int, value: int) -> np.ndarray:
