@@ -26,25 +26,25 @@ def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     rng = np.random.default_rng(0)
     letters = list("abcdefghijklmnopqrst")
-    words = ["".join(rng.choice(letters, 5)) for _ in range(300)]
-    lines = [" ".join(rng.choice(words, 9)) for _ in range(60)]
+    words = ["".join(rng.choice(letters, 5)) for _ in range(3000)]
+    lines = [" ".join(rng.choice(words, 9)) for _ in range(80)]
     (folder / "notes.txt").write_text("\n\n".join(lines))
     prepare_text([folder / "notes.txt"], folder / "store")
     return folder / "store"
 
 
 def experiment(store, mode, optimizer="lazy_adam", **how):
-    """40 steps of 128 reads of 4000 rows, 1409 of them at hand with Sinkhorn."""
+    """40 steps of 64 reads of 2000 rows, 897 of them at hand with Sinkhorn."""
     memory = EngramConfig(
         layers=(0,),
-        orders=(2, 3),
+        orders=(3,),
         n_heads=1,
         rows_per_head=2000,
         row_width=256,
         kernel_size=0,
         table_mode=mode,
     )
-    capacity = 512 if optimizer == "sinkhorn_momentum" else None
+    capacity = 320 if optimizer == "sinkhorn_momentum" else None
     return Experiment(
         name="tiny",
         model=ModelConfig(
@@ -68,7 +68,7 @@ def experiment(store, mode, optimizer="lazy_adam", **how):
             table_capacity=capacity,
             table_clip_norm=0.1,
             ema_decay=0.9,
-            sinkhorn=SinkhornConfig(beta=0.5, tau=0.05, n_iterations=3),
+            sinkhorn=SinkhornConfig(beta=0.3, tau=0.5, n_iterations=3),
         ),
         train=TrainConfig(
             n_steps=40,
@@ -87,7 +87,7 @@ def where(optimizer):
     """In files and with few slots, or in memory and with those that Sinkhorn needs."""
     if optimizer == "sinkhorn_momentum":
         return {}
-    return dict(host_tables="run", host_slots=3 * 128)
+    return dict(host_tables="run", host_slots=3 * 64)
 
 
 def outcome(run_dir):
@@ -156,9 +156,15 @@ def test_sampling_reads_the_table_on_the_device(runs):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"mesh.table": 2}, "mesh.table = 2, allowed: 1 with tables"),
-        ({"optim.table_ema_decay": 0.9}, "optim.table_ema_decay = 0.9, allowed: None"),
-        ({"train.host_slots": 9}, "train.host_slots = 9, allowed: None, or at least"),
+        ({"mesh.table": 2}, "mesh.table = 2 is not allowed: 1 with tables"),
+        (
+            {"optim.table_ema_decay": 0.9},
+            "optim.table_ema_decay = 0.9 is not allowed: None",
+        ),
+        (
+            {"train.host_slots": 9},
+            "train.host_slots = 9 is not allowed: None, or at least",
+        ),
     ],
 )
 def test_what_tables_on_the_host_do_not_have_is_refused(store, changes, text):
