@@ -6,6 +6,7 @@ Why: the hash family of memories; both forms are checked against recorded number
 When not: hashing is `ops.ngram_hash`; this module takes row ids.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ from memjax.layers.memory import (
     check_orders,
     own_tables,
 )
-from memjax.layers.norm import RMSNorm
+from memjax.layers.norm import BranchNorm
 from memjax.layers.precision import Dtypes
 from memjax.layers.projection import projection
 from memjax.layers.record import record
@@ -181,11 +182,7 @@ def _conv_init(kind: str, n_taps: int) -> nn.initializers.Initializer:
     if kind == "zero":
         return nn.initializers.zeros
     bound = n_taps**-0.5
-
-    def uniform(key: Any, shape: Any, dtype: Any) -> Array:
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-    return uniform
+    return lambda *given: jax.random.uniform(*given, minval=-bound, maxval=bound)
 
 
 class Engram(nn.Module):
@@ -298,16 +295,17 @@ class Engram(nn.Module):
         gate_BTM = gate_of(config.gate, score_BTM)
         if token_mask_BT is not None:
             gate_BTM = jnp.where(token_mask_BT[..., None], gate_BTM, 0)
+        convolve = self._convolution(d_model, segments_BT, piece)
         out_BTMD = join(
             self,
             config,
-            jnp.broadcast_to(value_BTD[:, :, None, :], h_BTMD.shape),
+            value_BTD,
             gate_BTM,
             h_BTMD,
             self.dtypes,
             train=train,
             drop=drop,
-            refine=lambda gated: gated + self._convolved(gated, segments_BT, piece),
+            refine=convolve,
         )
         return out_BTMD.reshape(hidden.shape)
 
@@ -322,10 +320,10 @@ class Engram(nn.Module):
         del token_mask_BT
         return tables["table"].gather(self, rows_BTC)
 
-    def _norm(self, name: str, eps: float) -> RMSNorm:
-        return RMSNorm(
+    def _norm(self, name: str, eps: float) -> BranchNorm:
+        return BranchNorm(
+            self.config.n_branches,
             eps=eps,
-            n_gain_axes=2,
             param_dtype=self.dtypes.params,
             accumulation=self.dtypes.accumulation,
             name=name,
@@ -334,23 +332,21 @@ class Engram(nn.Module):
     def _demo(self, h_BTMD: Array, e_BTE: Array) -> tuple[Array, Array]:
         d_model, acc = h_BTMD.shape[-1], self.dtypes.accumulation
         value_BTD = projection("value", d_model, self.dtypes, use_bias=True)(e_BTE)
-        key_BTMD = jnp.stack(
-            [
-                projection(f"key_{m}", d_model, self.dtypes, use_bias=True)(e_BTE)
-                for m in range(self.config.n_branches)
-            ],
-            axis=2,
-        )
-        key = self._norm("key_norm", self.config.norm_eps)(key_BTMD.astype(acc))
-        query = self._norm("query_norm", self.config.norm_eps)(h_BTMD.astype(acc))
-        return jnp.sum(key * query, axis=-1) * d_model**-0.5, value_BTD
+        key_norm = self._norm("key_norm", self.config.norm_eps)
+        query_norm = self._norm("query_norm", self.config.norm_eps)
+        scores = []
+        # Branch by branch; see `BranchNorm`.
+        for m in range(self.config.n_branches):
+            key_of = projection(f"key_{m}", d_model, self.dtypes, use_bias=True)
+            key_BTD = key_norm(key_of(e_BTE).astype(acc), m)
+            query_BTD = query_norm(h_BTMD[:, :, m].astype(acc), m)
+            scores.append(jnp.sum(key_BTD * query_BTD, axis=-1))
+        return jnp.stack(scores, axis=-1) * d_model**-0.5, value_BTD
 
     def _v41(self, h_BTMD: Array, e_BTE: Array) -> tuple[Array, Array]:
         n_branches, d_model = h_BTMD.shape[-2:]
         acc, eps = self.dtypes.accumulation, self.config.norm_eps
         kv_BTE = projection("kv", (n_branches + 1) * d_model, self.dtypes)(e_BTE)
-        split = n_branches * d_model
-        key_BTMD = kv_BTE[..., :split].reshape(h_BTMD.shape).astype(acc)
         gains_MD = jnp.ones((n_branches, d_model), acc)
         for name in ("query_weight", "key_weight"):
             gains_MD *= self.param(
@@ -359,36 +355,46 @@ class Engram(nn.Module):
                 (n_branches, d_model),
                 self.dtypes.params,
             ).astype(acc)
-        h = h_BTMD.astype(acc)
-        inverse_h = jax.lax.rsqrt(jnp.mean(h * h, axis=-1) + eps)
-        inverse_key = jax.lax.rsqrt(jnp.mean(key_BTMD * key_BTMD, axis=-1) + eps)
-        dot_BTM = jnp.sum(h * gains_MD * key_BTMD, axis=-1)
-        score = dot_BTM * inverse_h * inverse_key * d_model**-0.5
-        return score, kv_BTE[..., split:]
+        *keys, value_BTD = jnp.split(kv_BTE, n_branches + 1, axis=-1)
+        scores = []
+        for m, key in enumerate(keys):
+            key, h = key.astype(acc), h_BTMD[:, :, m].astype(acc)
+            inverse_h = jax.lax.rsqrt(jnp.mean(h * h, axis=-1) + eps)
+            inverse_key = jax.lax.rsqrt(jnp.mean(key * key, axis=-1) + eps)
+            dot_BT = jnp.sum(h * gains_MD[m] * key, axis=-1)
+            scores.append(dot_BT * inverse_h * inverse_key)
+        return jnp.stack(scores, axis=-1) * d_model**-0.5, value_BTD
 
-    def _convolved(
-        self, gated_BTMD: Array, segments_BT: Array | None, piece: Piece | None
-    ) -> Array:
+    def _convolution(
+        self, d_model: int, segments_BT: Array | None, piece: Piece | None
+    ) -> Callable[[Array, int], Array]:
+        """(gated [B, T, D], branch) -> that, plus its normalised convolution."""
         config = self.config
         if config.form != "demo" or config.kernel_size == 0:
-            return jnp.zeros((), gated_BTMD.dtype)
-        normed_BTMD = self._norm("conv_norm", config.conv_norm_eps)(gated_BTMD)
-        flat_BTC = normed_BTMD.reshape(*normed_BTMD.shape[:2], -1)
+            return lambda gated_BTD, branch: gated_BTD
         weight_KC = self.param(
             "conv",
             _conv_init(config.conv_init, config.kernel_size),
-            (config.kernel_size, flat_BTC.shape[-1]),
+            (config.kernel_size, config.n_branches * d_model),
             self.dtypes.params,
         )
-        dilation, before = config.dilation or max(config.orders), None
-        if piece is not None:
-            n_before = reach(config.kernel_size, dilation)
-            before = before_piece(self, "conv_input", flat_BTC, n_before, piece)
-        out_BTC = short_conv(
-            flat_BTC,
-            weight_KC.astype(flat_BTC.dtype),
-            dilation=dilation,
-            segments_BT=segments_BT,
-            before=before,
-        )
-        return out_BTC.reshape(gated_BTMD.shape)
+        norm = self._norm("conv_norm", config.conv_norm_eps)
+        dilation = config.dilation or max(config.orders)
+
+        def convolve(gated_BTD: Array, branch: int) -> Array:
+            u_BTD, before = norm(gated_BTD, branch), None
+            if piece is not None:
+                n_before = reach(config.kernel_size, dilation)
+                name = f"conv_input_{branch}"
+                before = before_piece(self, name, u_BTD, n_before, piece)
+            first = branch * d_model
+            weight_KD = weight_KC[:, first : first + d_model].astype(u_BTD.dtype)
+            return gated_BTD + short_conv(
+                u_BTD,
+                weight_KD,
+                dilation=dilation,
+                segments_BT=segments_BT,
+                before=before,
+            )
+
+        return convolve

@@ -72,23 +72,24 @@ def join(
     *,
     train: bool,
     drop: bool,
-    refine: Callable[[Array], Array] = lambda gated: gated,
+    refine: Callable[[Array, int], Array] = lambda gated, branch: gated,
 ) -> Array:
     """The branch that a memory adds to the stream; records `gate`.
 
     Args:
         module: the memory, inside its compact method; modes other than "sum" make its
             submodule `dense`, a linear map of `x`.
-        read: [B, T, E], or [B, T, M, E].
-        gate: [B, T], or [B, T, M].
+        read: [B, T, E].
+        gate: [B, T]; or [B, T, M], one for each of M streams that share the read.
         x: what the memory read by, [B, T, D] or [B, T, M, D].
         train: apply memory dropout (needs the rng "dropout" when it is positive).
         drop: drop the read of every sequence.
-        refine: as in `ops.gates.combine`.
+        refine: (gated read [B, T, E], number of the stream) -> what `ops.gates.combine`
+            refines it to.
 
     Returns:
-        Like `read`, in the dtype of `x`. With mode "sum" and a gate of ones it is the
-        read itself.
+        Like `x` but E wide, in the dtype of `x`. With mode "sum" and a gate of ones it
+        is the read itself.
     """
     acc = dtypes.accumulation
     record(module, "gate", gate)
@@ -105,12 +106,23 @@ def join(
     if config.mode != "sum":
         width = read.shape[-1]
         dense = projection("dense", width, dtypes)(x.astype(dtypes.compute)).astype(acc)
-    out = combine(
-        read.astype(acc),
-        gate,
-        dense,
-        mode=config.mode,  # pyright: ignore[reportArgumentType]
-        cap=config.cap,
-        refine=refine,
-    )
-    return out.astype(x.dtype)
+    read = read.astype(acc)
+
+    def stream(gate_BT: Array, dense_BTE: Array | None, number: int) -> Array:
+        return combine(
+            read,
+            gate_BT,
+            dense_BTE,
+            mode=config.mode,  # pyright: ignore[reportArgumentType]
+            cap=config.cap,
+            refine=lambda gated: refine(gated, number),
+        )
+
+    if gate.ndim == 2:
+        return stream(gate, dense, 0).astype(x.dtype)
+    # One by one: on a CPU, reductions of arrays with an axis M are slow.
+    streams = [
+        stream(gate[:, :, m], None if dense is None else dense[:, :, m], m)
+        for m in range(gate.shape[2])
+    ]
+    return jnp.stack(streams, axis=2).astype(x.dtype)

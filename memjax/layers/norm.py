@@ -1,6 +1,7 @@
 """RMS normalisation with a learned gain.
 
-What: x * rsqrt(mean(x^2) + eps) * scale over the last axis.
+What: x * rsqrt(mean(x^2) + eps) * scale over the last axis; `RMSNorm` of one stream,
+    `BranchNorm` of several.
 Why: the backbone and the memory gates use the same one.
 When not: normalising without a gain is `ops.gates.rms_normalize`.
 """
@@ -34,8 +35,29 @@ class RMSNorm(nn.Module):
     def __call__(self, x: Array) -> Array:
         shape = x.shape[-self.n_gain_axes :]
         scale = self.param("scale", nn.initializers.ones, shape, self.param_dtype)
-        wide = x.astype(self.accumulation)
-        inverse = jax.lax.rsqrt(
-            jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps
-        )
-        return (wide * inverse * scale.astype(self.accumulation)).astype(x.dtype)
+        return _normalized(x, scale, self.eps, self.accumulation)
+
+
+class BranchNorm(nn.Module):
+    """RMSNorm of one of M branches [..., D], each with its own gain: scale [M, D].
+
+    Attributes: n_branches, M; the others as in `RMSNorm`. Call it for each branch: on
+    a CPU, XLA takes several times as long over reductions of an array with an axis M.
+    """
+
+    n_branches: int
+    eps: float = 1e-6
+    param_dtype: Any = jnp.float32
+    accumulation: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array, branch: int) -> Array:
+        shape = (self.n_branches, x.shape[-1])
+        scale_MD = self.param("scale", nn.initializers.ones, shape, self.param_dtype)
+        return _normalized(x, scale_MD[branch], self.eps, self.accumulation)
+
+
+def _normalized(x: Array, scale: Array, eps: float, accumulation: Any) -> Array:
+    wide = x.astype(accumulation)
+    inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (wide * inverse * scale.astype(accumulation)).astype(x.dtype)

@@ -305,7 +305,7 @@ def test_an_empty_cache_is_zeros_in_the_dtypes_of_the_model():
     keys = cache["block_0"]["attention"]["keys"]
     assert keys.shape == (2, 5, 2, 8) and keys.dtype == jnp.bfloat16
     # What the convolution reads is gated in the dtype of the accumulation.
-    assert cache["block_1"]["memory"]["conv_input"].dtype == jnp.float32
+    assert cache["block_1"]["memory"]["conv_input_0"].dtype == jnp.float32
     assert cache["place"]["history"].shape == (2, 2)
     assert not any(leaf.any() for leaf in jax.tree.leaves(cache))
     scanned = init_cache(decoder(LanguageModel(BASE), 5), 2)

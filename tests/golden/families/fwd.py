@@ -69,7 +69,8 @@ def compare(
     ):
         case.close(f"grad of {jax.tree_util.keystr(path)}", got, leaf)
     called = {
-        name: value["__call__"][0]
+        # Several calls are of several streams.
+        name: jnp.concatenate(value["__call__"], axis=-1)
         for name, value in state["intermediates"].items()
         if name != "__call__"
     }
