@@ -16,6 +16,7 @@ from memjax.layers.product_key_config import ProductKeyConfig
 from memjax.models.config import ModelConfig
 from memjax.models.memories import Memory
 from memjax.parallel.logical_axes import BATCH_AXES
+from memjax.parallel.mesh import MeshConfig
 from memjax.train.config import TrainConfig
 
 N_STEPS = 6
@@ -39,6 +40,8 @@ _LARGEST = {
     "code_width": 4,
 }
 _WIDTHS = ("key_width", "value_width")
+# What may have to divide over mesh.table; so many times as large there.
+_DIVIDED = ("n_heads", "row_width", "value_width")
 
 
 def shrink(experiment: Experiment) -> Experiment:
@@ -54,7 +57,7 @@ def shrink(experiment: Experiment) -> Experiment:
     context = min(experiment.data.context, 64)
     shrunk = replace(
         experiment,
-        model=_shrink_model(experiment.model),
+        model=_shrink_model(experiment.model, experiment.mesh),
         data=replace(
             experiment.data,
             context=context,
@@ -70,7 +73,8 @@ def shrink(experiment: Experiment) -> Experiment:
     return shrunk.validate()
 
 
-def _shrink_model(model: ModelConfig) -> ModelConfig:
+def _shrink_model(model: ModelConfig, mesh: MeshConfig) -> ModelConfig:
+    tensor, table = max(mesh.tensor, 1), max(mesh.table, 1)
     used = sorted({layer for memory in model.memories for layer in memory.layers})
     if model.arrangement == "probability":  # its memory sits after the last block
         n_layers = 2
@@ -82,8 +86,8 @@ def _shrink_model(model: ModelConfig) -> ModelConfig:
         model,
         n_layers=n_layers,
         d_model=_D_MODEL,
-        n_heads=2,
-        n_kv_heads=1 if model.n_kv_heads < model.n_heads else 2,
+        n_heads=2 * tensor,
+        n_kv_heads=tensor if model.n_kv_heads < model.n_heads else 2 * tensor,
         d_ff=64,
         experts=None if model.experts is None else _shrink_experts(model.experts),
         expert_layers=_shrink_expert_layers(model, moved, n_layers),
@@ -96,7 +100,8 @@ def _shrink_model(model: ModelConfig) -> ModelConfig:
         else min(model.starve_window, 8),
         window=None if model.window is None else min(model.window, 16),
         memories=tuple(
-            _shrink_memory(memory, moved, model.d_model) for memory in model.memories
+            _shrink_memory(memory, moved, model.d_model, table)
+            for memory in model.memories
         ),
     )
 
@@ -137,12 +142,15 @@ def _shrink_experts(experts: ExpertsConfig) -> ExpertsConfig:
     )
 
 
-def _shrink_memory(memory: Memory, moved: dict[int, int], d_model: int) -> Memory:
+def _shrink_memory(
+    memory: Memory, moved: dict[int, int], d_model: int, parts: int
+) -> Memory:
     small: dict[str, Any] = {"layers": tuple(moved[layer] for layer in memory.layers)}
     for field in fields(memory):
         largest, value = _LARGEST.get(field.name), getattr(memory, field.name)
         if largest is None or value is None:
             continue
+        largest *= parts if field.name in _DIVIDED else 1
         if field.name in _WIDTHS and value == d_model:
             small[field.name] = _D_MODEL  # it may have to stay that of the stream
         elif isinstance(value, tuple):

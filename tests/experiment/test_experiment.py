@@ -236,6 +236,15 @@ def test_shrink_keeps_what_must_fit_together():
         replace(memories[2], chunk=8, lookahead=8)
 
 
+@pytest.mark.parametrize("table_by", ["rows", "columns", "hash_columns"])
+def test_shrink_leaves_parts_for_the_mesh(table_by):
+    mesh = MeshConfig(data=1, tensor=4, table=16, table_by=table_by)
+    memory = EngramConfig(n_heads=8, row_width=32, table_mode="rows")
+    model = ModelConfig(n_heads=8, n_kv_heads=4, memories=(memory,))
+    small = shrink(Experiment(name="m", model=model, mesh=mesh))
+    assert small.validate(64).mesh == mesh
+
+
 def test_shrink_moves_the_memory_of_the_probability_arrangement():
     model = ModelConfig(
         n_layers=4, memories=(EngramConfig(layers=(4,)),), arrangement="probability"
