@@ -111,9 +111,8 @@ def train(
     rates = schedules(experiment.optim, config.n_steps)
     transform = build_optimizer(experiment.optim, parts.dense_labels, config.n_steps)
     health = make_health(parts.model, parts.loss)
-    programs = cache_root(data.cache_dir) / "compiled"
     with (
-        kept_programs(config.compilation_cache, programs),
+        kept_programs(config.compilation_cache, cache_root(data.cache_dir)),
         train_batches(
             data,
             reader=reader,

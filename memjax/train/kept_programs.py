@@ -18,21 +18,24 @@ _FOLDER = "jax_compilation_cache_dir"
 _LEAST_SECONDS = 0.1
 
 
-def program_folder(setting: str, default: Path, backend: str) -> Path | None:
+def program_folder(setting: str, cache: Path, backend: str) -> Path | None:
     """Where programs are kept; None: nowhere.
 
     Args:
-        setting: "auto": `default`, but on a CPU nowhere; "off"; or a folder.
-        default: a folder.
+        setting: "auto": `compiled` in `cache`, but on a CPU nowhere; "off"; or a
+            folder.
+        cache: the folder of prepared corpora.
         backend: such as "cpu".
     """
     if setting == OFF or (setting == AUTO and backend == "cpu"):
         return None
-    return default if setting == AUTO else Path(setting).expanduser().absolute()
+    return (
+        cache / "compiled" if setting == AUTO else Path(setting).expanduser().absolute()
+    )
 
 
 @contextmanager
-def kept_programs(setting: str, default: Path) -> Iterator[None]:
+def kept_programs(setting: str, cache: Path) -> Iterator[None]:
     """Keep programs whose compiling takes a tenth of a second or more.
 
     Arguments as in `program_folder`. A folder that jax was told of already, as by
@@ -40,7 +43,7 @@ def kept_programs(setting: str, default: Path) -> Iterator[None]:
     A program found in the folder is the one compiled for the same code, versions of
     jax and XLA, flags and devices: its results are the same.
     """
-    folder = program_folder(setting, default, jax.default_backend())
+    folder = program_folder(setting, cache, jax.default_backend())
     if folder is None or getattr(jax.config, _FOLDER) is not None:
         yield
         return

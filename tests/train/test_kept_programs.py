@@ -29,11 +29,11 @@ print(jax.config.jax_compilation_cache_dir)
 
 
 def test_where():
-    default = Path("/cache/compiled")
-    assert program_folder("auto", default, "cpu") is None
-    assert program_folder("auto", default, "gpu") == default
-    assert program_folder("off", default, "gpu") is None
-    assert program_folder("/own", default, "cpu") == Path("/own")
+    cache = Path("/cache")
+    assert program_folder("auto", cache, "cpu") is None
+    assert program_folder("auto", cache, "gpu") == cache / "compiled"
+    assert program_folder("off", cache, "gpu") is None
+    assert program_folder("/own", cache, "cpu") == Path("/own")
     with pytest.raises(ConfigError, match="compilation_cache = ''"):
         TrainConfig(compilation_cache="")
 
