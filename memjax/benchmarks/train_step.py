@@ -33,7 +33,8 @@ from memjax.parallel.mesh import global_batch, make_mesh
 from memjax.train.state import init_state
 from memjax.train.step import make_train_step
 
-N_BATCHES = 8
+# A row that was read moves for about 160 steps: from then on as many leave as enter.
+N_BATCHES = 160
 DEPTHS = (2, 24)
 
 
@@ -105,8 +106,9 @@ class TrainStep:
             with train_batches(found.data) as batches:
                 next(batches)
                 begin = time.perf_counter()
-                read = [next(batches) for _ in range(N_BATCHES)]
-                loader = (time.perf_counter() - begin) / N_BATCHES
+                n_batches = 4 if found.model.d_model < 128 else N_BATCHES
+                read = [next(batches) for _ in range(n_batches)]
+                loader = (time.perf_counter() - begin) / n_batches
         mesh = make_mesh(found.mesh, jax.devices()[:1])
         parts = Parts(found, mesh)
         n_steps = found.train.n_steps
@@ -124,9 +126,12 @@ class TrainStep:
         tracing = time.perf_counter() - begin
         self._step = traced.compile()
         compiling = time.perf_counter() - begin - tracing
-        for _ in range(3):
-            self._run()
         return {"loader": loader, "trace": tracing, "compile": compiling}
+
+    def warm_up(self) -> None:
+        """Every batch once."""
+        for _ in self._batches:
+            self._run()
 
     def seconds(self, n: int) -> list[float]:
         """Of n steps, after one that is not timed."""
@@ -139,17 +144,17 @@ class TrainStep:
         return taken
 
     def _run(self) -> None:
-        batch = self._batches[self._n_done % N_BATCHES]
+        batch = self._batches[self._n_done % len(self._batches)]
         self._n_done += 1
         self._state, metrics = self._step(self._state, batch)
         jax.block_until_ready((self._state, metrics))
 
 
 def _text() -> bytes:
-    """150 kB of words that are as frequent as in a text, in documents of a line."""
+    """500 kB of words that are as frequent as in a text, in documents of a line."""
     draw = np.random.default_rng(0)
     letters = [bytes(draw.integers(97, 123, n)) for n in draw.integers(1, 9, 4000)]
-    picked = np.minimum(draw.zipf(1.3, 30_000), len(letters)) - 1
+    picked = np.minimum(draw.zipf(1.3, 100_000), len(letters)) - 1
     words = [letters[i] for i in picked]
     lines = [b" ".join(words[i : i + 100]) for i in range(0, len(words), 100)]
     return b"\n".join(lines)
@@ -176,6 +181,7 @@ def _measure_overhead(short: bool, session: Session) -> Figure:
         for worker in workers:
             worker.answer()
             started.append(ask(worker, "start"))
+            ask(worker, "warm_up")
         n_calls = [session.calls(ask(w, "seconds", 1)[0]) for w in workers]
         times: list[list[float]] = [[], []]
         for _ in range(session.n_turns):
