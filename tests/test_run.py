@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -168,8 +169,6 @@ def test_p21_the_checkpoint_of_another_model_is_refused(
     trained, experiment, tmp_path, path, value, named
 ):
     """Another n-gram seed or pad token: an error although all shapes agree."""
-    import shutil
-
     folder = tmp_path / "copy"
     shutil.copytree(trained[0], folder)
     other = override(experiment, [(path, value), ("train.n_steps", 9)])
@@ -183,14 +182,37 @@ def test_p21_the_checkpoint_of_another_model_is_refused(
 
 
 def test_more_steps_go_on_from_the_last_checkpoint(experiment, trained, tmp_path):
-    import shutil
-
     folder = tmp_path / "copy"
     shutil.copytree(trained[0], folder)
     more = override(experiment, [("train.n_steps", 9)])
     assert train(more, folder)["steps"] == 9
     with pytest.raises(ConfigError, match=r"train\.n_steps = 8"):
         train(experiment, folder)
+
+
+def test_a_run_goes_on_on_another_mesh_and_is_read_on_other_devices(
+    experiment, trained, tmp_path
+):
+    """Begun with data 8, ended with data 2, fsdp 2, tensor 2: the same losses. The
+    parameters of a run on 4 devices are read by these 8."""
+    folder = tmp_path / "run"
+    shutil.copytree(trained[0], folder)
+    shutil.rmtree(folder / "checkpoints" / "8")
+    mesh = [("mesh.data", 2), ("mesh.fsdp", 2), ("mesh.tensor", 2)]
+    train(override(experiment, mesh), folder)
+    (_, start) = map(json.loads, (folder / "starts.jsonl").read_text().splitlines())
+    assert "mesh.fsdp: 1 there, 2 now" in start["changes_to_last_start"]
+    losses, wanted = (recorded(of)[0] for of in (folder, trained[0]))
+    assert sorted(losses) == sorted(wanted) == list(range(1, 9))
+    for step, loss in losses.items():
+        np.testing.assert_allclose(
+            float.fromhex(loss), float.fromhex(wanted[step]), rtol=2e-6
+        )
+    params = load_run(folder)[1]
+    save(override(experiment, mesh[:2]), folder / "config.json")
+    parts, copies, _ = load_run(folder)
+    assert parts.mesh.shape["data"] == 8
+    jax.tree.map(np.testing.assert_array_equal, copies, params)
 
 
 def test_samples_repeat_and_stay_inside_the_vocabulary(trained):
