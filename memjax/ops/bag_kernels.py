@@ -168,8 +168,13 @@ def _module(back_end: str) -> ModuleType:
 @functools.cache
 def _on(form: Callable[..., jax.Array], back_end: str, interpret: bool) -> Form:
     """A form on a back end, the same object at every call; traced once for all calls
-    with equal shapes, as those of many layers are."""
-    run = functools.partial(form, back_end, interpret)
+    with equal shapes, as those of many layers are. Its numbers have 32 bits in the
+    64-bit mode of jax, too."""
+
+    def run(*operands: Any) -> jax.Array:
+        with jax.enable_x64(False):
+            return form(back_end, interpret, *operands)
+
     return jax.jit(run, static_argnums=(0, 1) if form is _segmented else ())
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir, xla
 
 from memjax.errors import ConfigError
 
@@ -39,16 +39,22 @@ def lowered_kernel(
     `shard_map` only, with check_vma=False, and elsewhere the plain form does.
 
     Args:
-        plain, kernel: functions, the same objects at every call; neither has a
-            derivative here.
+        plain, kernel: functions, the same objects at every call. The derivative of
+            both is that of `plain`.
         static: numbers they are handed first.
         operands: trees of arrays.
         out: shape and dtype of the result of both.
         named: a name by which the user demanded the kernel; it then runs on any number
-            of devices, and lowering for another platform raises ConfigError.
+            of devices.
+
+    Raises:
+        ConfigError: a kernel was demanded inside a `shard_map` that checks how results
+            vary, or, when it is lowered, of another platform.
     """
     flat, tree = jax.tree.flatten(operands)
-    if named is None and any(map(_checked_by_shard_map, flat)):
+    if any(map(_checked_by_shard_map, flat)):
+        if named is not None:
+            raise ConfigError("kernel", named, "'auto' or 'xla' where check_vma=True")
         return plain(*static, *operands)
     settings = {
         "plain": plain,
@@ -71,17 +77,23 @@ def _checked_by_shard_map(operand: Any) -> bool:
     return bool(getattr(kind, "varying", ()))
 
 
-@functools.cache
-def _compiled(**settings: Any) -> Form:
-    return jax.jit(functools.partial(_kernel_p.bind, **settings))
-
-
-def _run(*flat: Any, **settings: Any) -> jax.Array:
-    return _compiled(**settings)(*flat)
-
-
 def _abstract(*_: Any, out: Any, **__: Any) -> ShapedArray:
     return ShapedArray(*out)
+
+
+def _derivative(
+    flat: Any, tangents: Any, *, plain: Form, static: Any, tree: Any, **settings: Any
+) -> tuple[jax.Array, Any]:
+    moving = [i for i, dx in enumerate(tangents) if not isinstance(dx, ad.Zero)]
+
+    def form(*moved: jax.Array) -> jax.Array:
+        new = dict(zip(moving, moved, strict=True))
+        every = [new.get(i, x) for i, x in enumerate(flat)]
+        return _whole(plain, static, tree)(*every)
+
+    given = tuple(flat[i] for i in moving), tuple(tangents[i] for i in moving)
+    settings |= {"plain": plain, "static": static, "tree": tree}
+    return _kernel_p.bind(*flat, **settings), jax.jvp(form, *given)[1]
 
 
 def _batched(
@@ -123,8 +135,9 @@ def _in_one_piece(context: Any) -> bool:
     return mesh is not None and set(mesh.axis_names) <= set(context.manual_axes)
 
 
-_kernel_p.def_impl(_run)
+_kernel_p.def_impl(functools.partial(xla.apply_primitive, _kernel_p))
 _kernel_p.def_abstract_eval(_abstract)
+ad.primitive_jvps[_kernel_p] = _derivative
 batching.primitive_batchers[_kernel_p] = _batched
 mlir.register_lowering(_kernel_p, _lower)
 mlir.register_lowering(_kernel_p, _lower_for_cuda, platform="cuda")

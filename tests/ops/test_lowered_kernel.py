@@ -4,9 +4,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 
+from memjax.errors import ConfigError
 from memjax.ops.embedding_bag import embedding_bag
 from memjax.ops.fp8 import dequantize_rows, fp8_bag
 
@@ -91,10 +93,57 @@ def test_programs_of_other_platforms_are_as_without_kernels() -> None:
     compiled = [
         jax.jit(step(kernel)).lower(*args).compile() for kernel in ("auto", "xla")
     ]
-    sizes = [each.memory_analysis().temp_size_in_bytes for each in compiled]
+    memory: list[Any] = [each.memory_analysis() for each in compiled]
+    sizes = [each.temp_size_in_bytes for each in memory]
     assert sizes[0] == sizes[1]
     one, other = (jax.tree.leaves(each(*args)) for each in compiled)
     assert all(map(jnp.array_equal, one, other))
+
+
+def test_numbers_of_32_bits_in_64_bit_mode() -> None:
+    with jax.enable_x64(True):
+        assert lowered(step("auto"), "cuda", *BAG).count(f"@{TRITON}(") == 4
+        wide = *BAG[:2], array(40, 5, dtype="float64")
+        assert TRITON not in lowered(step("auto"), "cuda", *wide)
+
+
+def test_derivatives_are_those_of_the_plain_form() -> None:
+    """Of the gradient of the weights, too, both ways."""
+    table, ids = jnp.arange(12.0).reshape(4, 3) / 9, jnp.array([[0, 1], [3, 3]])
+    weights = jnp.array([[0.5, -1.0], [2.0, 0.25]])
+
+    def loss(weights: Any, kernel: str) -> Any:
+        return jnp.sum(jnp.sin(embedding_bag(table, ids, weights, kernel)))
+
+    def second(weights: Any, kernel: str) -> Any:
+        slope = jax.grad(loss)
+        forward = jax.jvp(lambda w: slope(w, kernel), (weights,), (weights,))[1]
+        pulled = jax.grad(lambda w: jnp.vdot(slope(w, kernel), weights))(weights)
+        return forward, pulled
+
+    got, want = (jax.jit(second, static_argnums=1)(weights, k) for k in ("auto", "xla"))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert np.abs(want).min() > 1e-3
+
+
+def test_while_debugging() -> None:
+    table, ids, weights = jnp.ones((3, 2)), jnp.array([[0, 2]]), jnp.ones((1, 2))
+    with jax.disable_jit():
+        np.testing.assert_array_equal(embedding_bag(table, ids, weights), [[2.0, 2.0]])
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        jax.jit(embedding_bag)(table, ids + 1, weights)
+
+
+def test_a_demanded_kernel_where_shard_map_checks() -> None:
+    whole, split = jax.P(), jax.P("data")
+    parts = jax.shard_map(
+        lambda table, ids, weights: embedding_bag(table, ids, weights, "triton"),
+        mesh=mesh(4),
+        in_specs=(whole, split, split),
+        out_specs=split,
+    )
+    with pytest.raises(ConfigError, match="kernel = 'triton' .*check_vma"):
+        jax.eval_shape(parts, *BAG)
 
 
 def test_on_several_devices_inside_shard_map_only() -> None:
