@@ -20,7 +20,7 @@ from memjax.parallel.clusters import Wanted, wanted
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions:
-    """Each also an environment variable: MEMJAX_COORDINATOR and so on."""
+    """The first four also as environment variables: MEMJAX_COORDINATOR and so on."""
 
     coordinator: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
     """Several processes: where process 0 listens. The same in all of them."""

@@ -80,6 +80,9 @@ def wanted(
     if kind not in CLUSTERS:
         raise ConfigError("cluster", kind, f"one of {', '.join(CLUSTERS)}")
     present = {name: value for name, value in given.items() if value not in (None, "")}
+    by_name = (coordinator, num_processes, process_id)
+    if cluster == "none" and all(value is None for value in by_name):
+        return None
     if present:
         if kind != "auto":
             raise ConfigError("cluster", kind, "auto beside a coordinator")
@@ -149,7 +152,8 @@ def _slurm_devices(environ: Mapping[str, str]) -> tuple[int, ...]:
         environ.get("SLURM_STEP_TASKS_PER_NODE", ""),
         _number("SLURM_NODEID", environ.get("SLURM_NODEID", 0)),
     )
-    bound = any(name in environ for name in ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"))
+    bound = "SLURM_GPUS_PER_TASK" in environ
+    bound |= environ.get("SLURM_GPU_BIND", "none") != "none"
     if tasks == 1 or bound:
         return ()
     visible = environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -41,6 +41,7 @@ def test_options_win_over_variables_and_both_over_a_cluster():
         "MEMJAX_PROCESS_ID": "1",
     }
     assert wanted(SLURM | variables) == told
+    assert wanted(variables, cluster="none") is None, "given by name"
     assert wanted(variables | {"MEMJAX_PROCESS_ID": "7"}, process_id=1) == told
     v6 = wanted({}, coordinator="[::1]:80", num_processes=2, process_id=0)
     assert v6 is not None and v6.coordinator == "[::1]:80"
@@ -97,6 +98,7 @@ def test_slurm_is_recognised_and_can_be_declined():
         ({}, (1,)),
         ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_PER_TASK": "2"}, ()),
         ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPU_BIND": "single:2"}, ()),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPU_BIND": "none"}, (2, 3)),
         # The third node has one task: it takes all.
         ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_NODEID": "2"}, ()),
         ({"SLURM_STEP_TASKS_PER_NODE": "", "CUDA_VISIBLE_DEVICES": "0,1"}, (1,)),
