@@ -159,7 +159,7 @@ class ActivationSharding:
         """`x` divided as its first axes say: "batch", a logical axis or None.
 
         An axis that does not divide (a batch of one, while sampling) stays whole, and
-        so do axes without a name.
+        so do axes without a name, and those that a rule gives to an axis of the batch.
         """
         batched = names[0] == "batch"
         rest = (None if batched else names[0], *names[1:])
@@ -167,7 +167,9 @@ class ActivationSharding:
         spec = self.rules.spec("an activation", rest, x.shape)
         entries: list[Any] = [*spec, *(None,) * (x.ndim - len(spec))]
         if batched:
-            entries[0] = batch_axes(self.mesh.shape, x.shape[0]) or None
+            axes = batch_axes(self.mesh.shape, x.shape[0])
+            entries = [None if entry in axes else entry for entry in entries]
+            entries[0] = axes or None
         sharding = NamedSharding(self.mesh, PartitionSpec(*entries))
         return jax.lax.with_sharding_constraint(x, sharding)
 

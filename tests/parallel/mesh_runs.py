@@ -36,7 +36,13 @@ ENGRAM = EngramConfig(
     table_mode="rows",
 )
 PRODUCT_KEYS = ProductKeyConfig(
-    layers=(1,), n_sub_keys=8, key_width=8, n_heads=1, k=2, table_mode="rows"
+    layers=(1,),
+    place="instead_of_feed_forward",
+    n_sub_keys=8,
+    key_width=8,
+    n_heads=1,
+    k=2,
+    table_mode="rows",
 )
 
 

@@ -19,18 +19,10 @@ from tests.parallel.mesh_runs import N_STEPS, experiment, go_on, parts_on, progr
 pytestmark = pytest.mark.multidevice
 
 ONE = (MeshConfig(), 1)
-DATA = (MeshConfig(),)
 FSDP = (MeshConfig(data=1, fsdp=8), 8, 2)  # and two micro-batches
-TENSOR = (MeshConfig(tensor=2),)
-ALL_BY_ROWS = (MeshConfig(data=1, fsdp=2, tensor=2, table=2),)
+BY_ROWS = (MeshConfig(data=2, tensor=2, table=2),)
 HASH = (MeshConfig(data=1, fsdp=2, tensor=2, table=2, table_by="hash_columns"),)
-MESHES = {
-    "data": DATA,
-    "fsdp": FSDP,
-    "tensor": TENSOR,
-    "all": ALL_BY_ROWS,
-    "hash_columns": HASH,
-}
+MESHES = {"fsdp": FSDP, "rows": BY_ROWS, "hash_columns": HASH}
 
 
 def whole(found: Any, state: Any) -> dict[str, np.ndarray]:
@@ -71,7 +63,7 @@ def test_a_device_holds_its_share_of_parameters_average_and_optimizer() -> None:
         gain = path.endswith(("scale", "weight"))
         n_parts = leaf.size // math.prod(share(leaf))
         assert n_parts == (8 if split and not gain else 1), path
-    state = run(*ALL_BY_ROWS).state
+    state = run(*HASH).state
     params = state_leaves(state.params)
     wanted = {
         "embedding": (257, 8),  # 257 does not divide over tensor
@@ -120,7 +112,7 @@ def collectives(text: str) -> list[tuple[str, list[str], str]]:
 def test_what_the_compiled_steps_exchange() -> None:
     """Never a table, and never a sum over devices of the rows that Engram reads: by
     hash columns they are exchanged, by rows they are added up where they belong."""
-    for mesh in (ALL_BY_ROWS, HASH):
+    for mesh in (BY_ROWS, HASH):
         found = program(*mesh)
         rows = [f"{leaf.shape[0]}," for leaf in _tables(found.abstract.params)]
         reads = set()
@@ -130,9 +122,9 @@ def test_what_the_compiled_steps_exchange() -> None:
             if "memory.retrieve" in name:
                 reads.add(kind)
         by_rows = {"all-gather", "reduce-scatter"}
-        assert reads == (by_rows if mesh is ALL_BY_ROWS else {"all-to-all"})
+        assert reads == (by_rows if mesh is BY_ROWS else {"all-to-all"})
     # A device selects slots for its own rows of the batch.
-    for mesh in (DATA, HASH):
+    for mesh in (FSDP, HASH):
         for kind, shapes, name in collectives(program(*mesh).step.as_text()):
             assert "top_k" not in name, (kind, shapes, name)
     # Under fsdp weights go to the batch, and the batch goes nowhere.
@@ -152,7 +144,7 @@ def test_a_checkpoint_of_one_mesh_goes_on_on_others(tmp_path: Any) -> None:
         state = run(*HASH).state
         checkpoints.save(state, data=N_STEPS, fingerprint={})
     want = whole(saved, state)
-    for mesh in (HASH, ALL_BY_ROWS, FSDP, ONE):
+    for mesh in (HASH, BY_ROWS, FSDP, ONE):
         found = program(*mesh)
         with Checkpoints(tmp_path, tables=found.parts.tables) as checkpoints:
             restored = checkpoints.restore_newest(found.abstract, {})
@@ -217,3 +209,9 @@ def test_rules_of_the_user_come_first() -> None:
     assert shardings["block_0/attention/query/kernel"].spec == jax.P(None, "tensor")
     assert shardings["block_0/feed_forward/up/kernel"].spec == jax.P(None, "fsdp")
     assert shardings["block_0/memory/kv/kernel"].spec == jax.P("fsdp")
+    # Where weights are split over fsdp, activations are by the batch alone.
+    assert parts.activations is not None
+    inner = parts.activations(jax.numpy.zeros((2, 3, 32)), ("batch", None, "mlp"))
+    assert share(inner) == (1, 3, 32)
+    inner = parts.activations(jax.numpy.zeros((1, 3, 32)), ("batch", None, "mlp"))
+    assert share(inner) == (1, 3, 16)
