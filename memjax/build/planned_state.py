@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from memjax.build.host_plan import OPTIMIZERS
 from memjax.build.parts import Parts
 from memjax.experiment import Experiment
 from memjax.layers.table import CODES, SCALES
 from memjax.models.layouts import table_reads
 from memjax.ops.rows import value_dtype
+from memjax.optim.active_rows import SinkhornRowsState
 from memjax.optim.build import build_optimizer
 from memjax.optim.labels import path_name
 from memjax.report.table_forms import Table
@@ -130,19 +132,36 @@ def _tables(experiment: Experiment, parts: Parts, state: TrainState) -> list[Tab
         if not path.endswith(SCALES)
     }
     states = state.table_state or {}
-    return [
-        Table(
-            path=path,
-            rows=stored[path].shape[0],
-            width=read.width,
-            reads=read.rows,
-            mode=read.mode,
-            itemsize=value_dtype(stored[path]).itemsize,
-            state_bytes=sum(
-                math.prod(leaf.shape) * leaf.dtype.itemsize
-                for leaf in jax.tree.leaves(states.get(path))
-            ),
-            weighed=read.weighed,
+    states = states[OPTIMIZERS] if parts.host_plans else states
+    found = []
+    for path, read in table_reads(experiment.model).items():
+        rows = stored[path].shape[0]
+        slots = parts.host_plans[path].n_slots if read.mode == "host" else 0
+        moving, row_bytes = _row_state(states.get(path), slots or rows, read.width)
+        found.append(
+            Table(
+                path=path,
+                rows=rows,
+                width=read.width,
+                reads=read.rows,
+                mode=read.mode,
+                itemsize=value_dtype(stored[path]).itemsize,
+                row_state_bytes=row_bytes,
+                weighed=read.weighed,
+                moving=moving,
+                slots=slots,
+            )
         )
-        for path, read in table_reads(experiment.model).items()
-    ]
+    return found
+
+
+def _row_state(state: Any, held: int, width: int) -> tuple[int, float]:
+    """Rows that an optimizer moves in every step, and bytes of the state of a row.
+
+    Sinkhorn momentum moves those in its buffer, and has float32 for each of them.
+    """
+    if isinstance(state, SinkhornRowsState):
+        return min(held, state.active_AW.shape[0]), 4.0 * width
+    leaves = jax.tree.leaves(state)
+    n_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    return 0, n_bytes / held

@@ -172,7 +172,7 @@ def row_gradient_bytes(
         * n_tokens
         // (1 if _by(table, experiment) == "rows" else sizes["table"])
         for table in tables
-        if table.mode == "rows"
+        if table.by_rows
     )
 
 
@@ -198,8 +198,9 @@ def memory_traffic(
     Weights are read once a pass (forward, backward for inputs and for weights, and once
     more with `model.remat`); gradients, parameters and their optimizer's state are read
     and written once; activations are written and read once; a row is read, and written
-    as a vector. A table by rows is updated in the rows that were read, and a dense one
-    in all; gradients of reads are written and read once.
+    as a vector. A table by rows is updated in the rows that were read, or that its
+    optimizer moves in every step, and a dense one in all; gradients of reads are
+    written and read once.
     """
     data, n_micro = experiment.data, experiment.train.accumulate_steps
     n_tokens = _tokens(experiment, sizes)
@@ -208,10 +209,10 @@ def memory_traffic(
     passes = 4 if experiment.model.remat else 3
     updated = 0.0
     for table in tables:
-        if table.mode == "rows":
-            row = table.row_bytes + table.state_bytes / table.rows
+        if table.by_rows:
             read = rows_read(table.rows, all_tokens * table.reads)
-            updated += 2 * row * read / sizes["table"]
+            row = table.row_bytes + table.row_state_bytes
+            updated += 2 * row * max(read, table.moving) / sizes["table"]
     dense_tables = state.tables if any(t.mode == "dense" for t in tables) else 0
     return {
         "weights": passes * n_micro * state.gathered,

@@ -2,7 +2,7 @@
 
 What: `plan`, from an experiment, a chip and a number of chips; plain data.
 Why: whether it fits, what bounds it and which field to change show before a pod is
-    rented; nothing is allocated and no device is touched.
+    rented; nothing of the model is allocated.
 When not: what a step will take. A floor is what published rates allow, and no more.
 """
 
@@ -19,7 +19,13 @@ from memjax.experiment import Experiment
 from memjax.models.parameters import cost
 from memjax.parallel.mesh import batch_shards
 from memjax.report.chips import USABLE_FLOPS, Chip, chip_named
-from memjax.report.table_forms import Table, form_costs, rows_read, update_s
+from memjax.report.table_forms import (
+    Table,
+    form_costs,
+    rows_entering,
+    rows_read,
+    update_s,
+)
 
 DENSE_SHARE = 0.5
 """Share of a table's rows from which on a step over all of them is the cheaper one."""
@@ -115,11 +121,17 @@ def _floor(
     rate = chip.matmul_rate(experiment.model.precision.compute)
     n_tokens = experiment.data.batch_size * experiment.data.context
     reads = sum(table.reads for table in tables) * n_tokens // batch_shards(sizes)
+    fetched = sum(
+        rows_entering(table, n_tokens * table.reads)
+        * (table.row_bytes + table.row_state_bytes)
+        for table in tables
+    )
     bounds = {
         "compute": flops["step"] / rate,
         "memory": sum(moved.values()) / chip.memory_rate,
         "links": sum(item["s"] for item in sent),
         "rows": reads * chip.row_s,
+        "host": fetched / chip.host_rate,
     }
     bound = max(bounds, key=lambda name: bounds[name])
     return {
@@ -182,12 +194,15 @@ def _changes(experiment: Experiment, part: str) -> dict[str, str]:
         return changes if model.remat else changes | {"model.remat": "True"}
     if part == "gradients of table reads":
         changes = {"data.batch_size": "smaller"}
+        if experiment.mesh.table == 1:
+            return changes
         if experiment.mesh.table_by == "rows":
             return changes | {"mesh.table_by": "'hash_columns'"}
         return changes | {"mesh.table": "larger"}
     if all(memory.table_mode == "dense" for memory in model.memories):
         return {"model.memories.0.table_mode": "'rows'", "mesh.table": "larger"}
-    changes = {"mesh.table": "larger"}
+    on_host = any(memory.table_mode == "host" for memory in model.memories)
+    changes = {"data.batch_size": "smaller"} if on_host else {"mesh.table": "larger"}
     if model.precision.tables != "bfloat16":
         changes["model.precision.tables"] = "'bfloat16'"
     if optim.table_optimizer == "sinkhorn_momentum":

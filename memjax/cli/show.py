@@ -3,7 +3,7 @@
 What: the resolved config, shapes, parameters dense and table, FLOPs, table bytes; with
     a chip, what a step costs there.
 Why: a wrong size is cheaper to find here than on a device.
-When not: running; nothing is allocated and no device is touched.
+When not: running; nothing of the model is allocated.
 """
 
 import json
@@ -33,7 +33,7 @@ from memjax.report.text_table import text_table
 
 @dataclass(frozen=True, kw_only=True)
 class Show:
-    """Print an experiment: config, shapes, sizes, costs. No device is touched.
+    """Print an experiment: config, shapes, sizes, costs. Nothing of it is allocated.
 
     Fields that differ from the file are marked with a star. With --chip, print a plan
     for that machine in place of config and shapes: memory, exchange and the least a
@@ -103,7 +103,7 @@ def run(argv: Sequence[str]) -> int:
 def _mesh_overrides(text: str | None) -> Overrides:
     """data=16,table=8 as overrides of the fields of the mesh."""
     found = []
-    for part in (text or "").split(",") if text is not None else []:
+    for part in [] if text is None else text.split(","):
         name, equals, value = part.strip().partition("=")
         if not equals or not name.strip() or not value.strip():
             raise ConfigError("mesh", text, "fields such as data=16,table=8")

@@ -28,6 +28,7 @@ _BOUNDS = {
     "memory": "memory of the chip",
     "links": "links",
     "rows": "gathers, by row",
+    "host": "rows from the host",
 }
 
 
@@ -118,7 +119,7 @@ def _tables(tables: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _mode(table: Mapping[str, Any]) -> str:
-    if table["mode"] in ("fp8", table["cheaper_mode"]):
+    if table["mode"] in ("fp8", "host", table["cheaper_mode"]):
         return table["mode"]
     return f"{table['mode']}; {table['cheaper_mode']} is cheaper"
 

@@ -26,10 +26,12 @@ class Table:
         path: its name.
         rows: R; width: W.
         reads: rows that a token reads.
-        mode: "dense", "rows" or "fp8".
+        mode: "dense", "rows", "host" or "fp8".
         itemsize: bytes of an entry as stored.
-        state_bytes: of its optimizer's state, all of it.
+        row_state_bytes: of its optimizer's state for a row that is updated.
         weighed: whether a read is a weighted sum of rows, and not the rows.
+        moving: rows that its optimizer moves in every step, read or not.
+        slots: rows of a table on the host that the device holds.
     """
 
     path: str
@@ -38,13 +40,20 @@ class Table:
     reads: int
     mode: str
     itemsize: int
-    state_bytes: int
+    row_state_bytes: float
     weighed: bool
+    moving: int = 0
+    slots: int = 0
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row as stored, with the scales of 8-bit floats."""
         return row_bytes(self.width, 1 if self.mode == "fp8" else self.itemsize)
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a step has gradients of the rows that it reads, and of no others."""
+        return self.mode in ("rows", "host")
 
     @property
     def vectors(self) -> int:
@@ -86,6 +95,16 @@ def rows_read(rows: int, reads: float) -> float:
     An upper bound for text, which repeats its n-grams.
     """
     return rows * -math.expm1(-reads / rows)
+
+
+def rows_entering(table: Table, reads: float) -> float:
+    """Rows that a step fetches from the host; as many leave.
+
+    Of uniform reads, those of rows that are not in a slot.
+    """
+    if table.mode != "host":
+        return 0.0
+    return rows_read(table.rows, reads) * (1 - table.slots / table.rows)
 
 
 def form_costs(

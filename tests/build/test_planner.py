@@ -20,6 +20,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from memjax.build.activations import Activations, activation_bytes
+from memjax.build.host_plan import host_plans
 from memjax.build.parts import Parts
 from memjax.build.planned_state import abstract_train_state
 from memjax.build.planner import plan
@@ -204,6 +205,37 @@ def test_rows_are_added_up_and_columns_are_sent() -> None:
     by_hash = sent("hash_columns")
     assert by_hash["row ids"]["how"] == "all-to-all"
     assert by_hash["rows read"] == columns["rows read"]
+
+
+def test_rows_in_motion_are_moved_whether_read_or_not() -> None:
+    optim = OptimConfig(table_optimizer="sinkhorn_momentum")
+    experiment = replace(small(), optim=optim)
+    found = plan(experiment, "h200", 1)
+    (table,) = found["tables"]
+    assert table["rows_read"] < table["rows"]
+    # row and momentum, float32, there and back
+    assert found["memory_traffic"]["table_update"] == table["rows"] * 2 * (32 + 32)
+    lazy = plan(small(), "h200", 1)["memory_traffic"]["table_update"]
+    assert lazy == pytest.approx(table["rows_read"] * 2 * (32 + 64), rel=0.01)
+
+
+def test_of_tables_on_the_host_slots_are_held_and_rows_travel() -> None:
+    memory = replace(ENGRAM, rows_per_head=50_000, table_mode="host")
+    experiment = small(memories=(memory,))
+    experiment = replace(experiment, data=replace(experiment.data, hash_on="host"))
+    found = plan(experiment, "h200", 1)
+    (slots,) = [found.n_slots for found in host_plans(experiment).values()]
+    (table,) = found["tables"]
+    assert slots < table["rows"] and table["mode"] == "host"
+    assert found["memory"]["tables"] == slots * 32
+    assert found["memory"]["row_gradients"] == table["reads"] * 32
+    # row and two moments, for reads of rows that are not in a slot
+    rows = table["rows_read"] * (1 - slots / table["rows"])
+    travel = rows * 3 * 32 / CHIPS["h200"].host_rate
+    assert found["floor"]["host_s"] == pytest.approx(travel, rel=0.01)
+    text = device_plan_text(found)
+    assert "rows from the host" in text and "cheaper" not in text
+    assert plan(small(), "h200", 1)["floor"]["host_s"] == 0
 
 
 def test_weighted_sums_are_sent_as_sums() -> None:
