@@ -96,7 +96,7 @@ class Table:
         elif self.sharding is not None:
             value = self.sharding.gather(self.stored, ids, self.n_rows)
         else:
-            value = gather_rows(self.stored, ids)
+            value = gather_rows(self.stored, ids, self.kernel)
         return self._tapped(caller, ids[..., None], None, value)
 
     def bag(self, caller: nn.Module, ids: Any, weights: jax.Array) -> jax.Array:

@@ -17,6 +17,7 @@ from memjax.layers.precision import PrecisionConfig
 from memjax.layers.table import FP8_BLOCK
 from memjax.layers.token_rows import TokenRows
 from memjax.models.memories import Memory, reads_tokens, shared_tables
+from memjax.ops.mosaic_kernels import ROW_BLOCK as MOSAIC_BLOCK
 
 ARRANGEMENTS = ("residual", "three_branch", "probability")
 _PIECES = {"experts": ExpertsConfig, "ced": CedConfig, "hyper": HyperConfig}
@@ -238,7 +239,7 @@ class ModelConfig:
                 self._check_engram(path, memory)
             try:
                 memory.check_width(self.d_model)
-                _check_fp8(memory, self.d_model)
+                _check_tables(memory, self.d_model)
                 if memory.shared_table is not None:
                     memory.table_specs(self.d_model)
                 if isinstance(memory, TokenRows):
@@ -324,11 +325,17 @@ class ModelConfig:
         return self.n_hashed_ids(memory) - 1 if memory.pad_id is None else memory.pad_id
 
 
-def _check_fp8(memory: Memory, d_model: int) -> None:
-    """ConfigError where a table in FP8 has no whole blocks of entries."""
-    if memory.table_mode != "fp8":
-        return
-    for table, width in memory.table_widths(d_model).items():
-        if width % FP8_BLOCK:
-            want = f"for rows a multiple of {FP8_BLOCK} wide ({table} has {width})"
-            raise ConfigError("memories.table_mode", "fp8", want)
+def _check_tables(memory: Memory, d_model: int) -> None:
+    """ConfigError where rows have no whole blocks of FP8, or not those of a kernel."""
+    if memory.table_mode == "fp8" and memory.kernel == "mosaic":
+        raise ConfigError("memories.kernel", "mosaic", "another one for FP8 tables")
+    for name, value, block in (
+        ("table_mode", "fp8", FP8_BLOCK),
+        ("kernel", "mosaic", MOSAIC_BLOCK),
+    ):
+        if getattr(memory, name) != value:
+            continue
+        for table, width in memory.table_widths(d_model).items():
+            if width % block:
+                want = f"for rows a multiple of {block} wide ({table} has {width})"
+                raise ConfigError(f"memories.{name}", value, want)

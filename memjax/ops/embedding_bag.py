@@ -60,22 +60,30 @@ def row_ids(ids: Any, n_rows: int) -> jax.Array:
     return jnp.asarray(host.astype(np.int32))
 
 
-def gather_rows(table_RW: jax.Array, ids: Any) -> jax.Array:
+def gather_rows(table_RW: jax.Array, ids: Any, kernel: str = "auto") -> jax.Array:
     """Rows of a table, [..., W]: numbers in the dtype of the table.
 
     Args:
         table_RW: rows x width; uint16 holds the bits of bfloat16.
         ids: integers [...]; of the host: checked (`row_ids`).
+        kernel: the program that sums the gradient, see `ops.bag_kernels`; the read is
+            XLA's, and so is the gradient of a wide table unless a kernel is named.
 
     Returns:
         A read outside the table is NaN, never another row (floating tables).
 
+    Raises:
+        ConfigError: a kernel was named that is none.
+
     Cost: a read of W entries an id. The gradient is a whole table; that of a bfloat16
         table is summed in float32 and rounded once. Reads outside have none.
     """
+    bag_kernels.check_kernel("kernel", kernel)
     ids = row_ids(ids, table_RW.shape[0])
-    if table_RW.dtype in (jnp.bfloat16, jnp.float16):
-        return _gather_narrow(table_RW, ids)
+    narrow = table_RW.dtype in (jnp.bfloat16, jnp.float16)
+    named = kernel not in ("auto", "xla")
+    if narrow or named and jnp.issubdtype(table_RW.dtype, jnp.floating):
+        return _gather_by_row(kernel, table_RW, ids)
     return _gather(table_RW, ids)
 
 
@@ -86,23 +94,28 @@ def _gather(table_RW: jax.Array, ids: jax.Array) -> jax.Array:
     return load(rows)
 
 
-@jax.custom_vjp
-def _gather_narrow(table_RW: jax.Array, ids: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gather_by_row(kernel: str, table_RW: jax.Array, ids: jax.Array) -> jax.Array:
     return _gather(table_RW, ids)
 
 
-def _gather_forward(table_RW: jax.Array, ids: jax.Array) -> tuple[jax.Array, Any]:
+def _gather_forward(
+    kernel: str, table_RW: jax.Array, ids: jax.Array
+) -> tuple[jax.Array, Any]:
     return _gather(table_RW, ids), (ids, jnp.zeros((table_RW.shape[0], 0)))
 
 
-def _gather_backward(saved: Any, cotangent: jax.Array) -> tuple[jax.Array, None]:
+def _gather_backward(
+    kernel: str, saved: Any, cotangent: jax.Array
+) -> tuple[jax.Array, None]:
     ids, like_R0 = saved
     gradient = RowGradient(ids[..., None], None, cotangent)
-    table_bar_RW = table_gradient(gradient, len(like_R0), cotangent.shape[-1])
+    shape = len(like_R0), cotangent.shape[-1]
+    table_bar_RW = table_gradient(gradient, *shape, kernel=kernel)
     return table_bar_RW.astype(cotangent.dtype), None
 
 
-_gather_narrow.defvjp(_gather_forward, _gather_backward)
+_gather_by_row.defvjp(_gather_forward, _gather_backward)
 
 
 def embedding_bag(

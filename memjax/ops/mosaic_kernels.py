@@ -24,6 +24,8 @@ Stored = tuple[jax.Array, ...]
 
 _ROWS_AT_A_TIME = 4
 _THREADS = 128
+ROW_BLOCK = _THREADS
+"""Rows are multiples of this wide."""
 _MOST_ENTRIES = 4  # of a row that a thread reads at once
 
 
@@ -32,8 +34,8 @@ def problem(table: Sequence[Any]) -> str | None:
     width = table[0].shape[1]
     if len(table) > 1:
         return "FP8 tables, which 'triton' reads"
-    if width % _THREADS:
-        return f"rows of {width} entries; 'mosaic' has multiples of {_THREADS} only"
+    if width % ROW_BLOCK:
+        return f"rows of {width} entries; 'mosaic' has multiples of {ROW_BLOCK} only"
     return None
 
 

@@ -47,6 +47,18 @@ def test_reads_of_a_memory(kind, kernel, found):
     assert {each.kernel for each in reads.values()} == {kernel}
 
 
+@pytest.mark.parametrize("kernel, found", [("auto", False), ("triton", True)])
+def test_gradients_of_single_rows_of_a_dense_table(kernel, found):
+    memory = dataclasses.replace(SMALL["engram"], layers=(0,), kernel=kernel)
+    model = LanguageModel(model_with(memory, n_layers=1))
+    params = jax.eval_shape(functools.partial(model.init, jax.random.key(0)), TOKENS)
+
+    def loss(params):
+        return jnp.sum(model.apply(params, TOKENS))
+
+    assert (launches(jax.grad(loss), params) > 0) == found
+
+
 @pytest.mark.parametrize("kernels, found", [(None, True), ({"t": "xla"}, False)])
 def test_sums_of_a_table_optimizer(kernels, found):
     optimizer = table_optimizer(rowwise(optax.sgd(0.1)), kernels=kernels)
@@ -68,3 +80,8 @@ def test_what_is_no_kernel_of_a_memory():
     other = dataclasses.replace(one, layers=(1,), kernel="xla")
     with pytest.raises(ConfigError, match="kernel auto.*kernel xla|kernel xla"):
         model_with(one, other)
+    with pytest.raises(ConfigError, match="kernel = 'mosaic' .* a multiple of 128"):
+        model_with(dataclasses.replace(one, kernel="mosaic"))
+    fp8 = dataclasses.replace(one, kernel="mosaic", table_mode="fp8")
+    with pytest.raises(ConfigError, match="kernel = 'mosaic' .*FP8"):
+        model_with(fp8)

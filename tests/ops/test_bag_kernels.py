@@ -10,7 +10,7 @@ from jax.sharding import AxisType
 
 from memjax.errors import ConfigError
 from memjax.ops.bag_kernels import ITEM_READS
-from memjax.ops.embedding_bag import embedding_bag
+from memjax.ops.embedding_bag import embedding_bag, gather_rows
 from memjax.ops.fp8 import dequantize_rows, fp8_bag, quantize_rows
 from memjax.ops.row_gradient import RowGradient, dense_gradient, unique_rows
 from memjax.ops.rows import load, store
@@ -164,6 +164,20 @@ def test_ids_outside_and_rows_that_nobody_reads(kernel: str) -> None:
     np.testing.assert_array_equal(table_bar[:, 0], [0.0, 1.0, 2.0, 3.0])
 
 
+def test_gradient_of_single_rows() -> None:
+    table, ids = jnp.ones((5, 3)), jnp.array([[4, 0, 4], [5, -1, 4]])
+    factors = jnp.arange(1.0, 19.0).reshape(2, 3, 3)
+
+    def loss(table: Any, kernel: str) -> Any:
+        return jnp.nansum(gather_rows(table, ids, kernel) * factors)
+
+    got, want = (
+        jax.jit(jax.grad(loss), static_argnums=1)(table, k) for k in (TRITON, "xla")
+    )
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(want[:, 0], [4.0, 0.0, 0.0, 0.0, 1 + 7 + 16])
+
+
 def test_fp8_rows_are_those_of_the_definition() -> None:
     """Every code with every scale, in rows of no even width; ids outside are NaN."""
     codes = jnp.tile(jnp.arange(256, dtype=jnp.uint8), (256, 1))
@@ -261,7 +275,7 @@ def test_what_no_kernel_reads_is_an_error_or_left_to_xla() -> None:
     assert embedding_bag(table.astype(int), ids, ones).dtype == jnp.float32
     with jax.enable_x64(True):
         with pytest.raises(ConfigError, match="kernel = 'triton' .*float64"):
-            embedding_bag(table, ids, np.ones((1, 1)), "triton")
+            embedding_bag(table, ids, jnp.ones((1, 1), "double"), "triton")
         assert embedding_bag(table, ids, jnp.ones((1, 1), "double")).dtype == "float64"
     codes, scales = quantize_rows(jnp.ones((3, 128)), 32)
     with pytest.raises(ConfigError, match="kernel = 'mosaic' .*FP8"):
