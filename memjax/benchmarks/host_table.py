@@ -55,7 +55,7 @@ def experiment(optimizer: str, place: str, short: bool) -> Experiment:
         layers=(1,),
         orders=(3, 4, 5, 6),
         n_heads=1,
-        rows_per_head=tuple(size // 1000 for size in sizes) if short else sizes,
+        rows_per_head=tuple(size // 10 for size in sizes) if short else sizes,
         row_width=32,
         mode="interpolate",
         cap=0.5,
@@ -71,14 +71,16 @@ def experiment(optimizer: str, place: str, short: bool) -> Experiment:
         scan_layers=False,
         memories=(memory,),
     )
+    context = 32 if short else 256
     data = DataConfig(
         corpora=(CorpusConfig(name="kjv"),),
-        context=32 if short else 256,
+        context=context,
         batch_size=8,
+        eval_stride=context,
     )
     slots = None
     if optimizer == "adagrad" and place != "device":
-        slots = 3 * data.batch_size * data.context * 4
+        slots = 3 * data.batch_size * context * 4
     return Experiment(
         name="host_table",
         model=model,

@@ -118,17 +118,22 @@ class HostStore:
             array[rows_n] = new[: len(rows_n)]
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Copy all arrays into `NAME.npy` of a folder, block by block, to the disk."""
+        """Copy all arrays into `NAME.npy` of a folder, block by block, to the disk.
+
+        Not through mapped files: a full disk would end the process without a word.
+
+        Raises:
+            OSError: the disk is full, or the folder cannot be written.
+        """
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name, array in zip(self.leaves, self._arrays, strict=True):
-            path = Path(folder) / file_name(name)
-            copy = np.lib.format.open_memmap(
-                path, "w+", dtype=array.dtype, shape=array.shape
-            )
-            for part in self.blocks(self.leaves[name]):
-                copy[part] = array[part]
-            copy.flush()
-            del copy
+            header = np.lib.format.header_data_from_array_1_0(array)
+            with open(Path(folder) / file_name(name), "wb") as file:
+                np.lib.format.write_array_header_1_0(file, header)
+                for part in self.blocks(self.leaves[name]):
+                    file.write(np.ascontiguousarray(array[part]).data)
+                file.flush()
+                os.fsync(file.fileno())
 
     def restore(self, folder: str | os.PathLike[str]) -> None:
         """Set all arrays from what `save` wrote.

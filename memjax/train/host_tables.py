@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from memjax.parallel.mesh import global_batch, replicated
-from memjax.train.host_store import HostStore
+from memjax.train.host_store import HostStore, open_saved
 from memjax.train.slot_cache import Exchange, SlotCache
 from memjax.train.state import TrainState, state_leaves
 
@@ -250,7 +250,7 @@ class HostTables:
         for i, table in enumerate(self.tables):
             place = table_folder(folder, table.path)
             table.store.restore(place)
-            self.row_S[i] = np.load(place / "row_S.npy")
+            self.row_S[i] = np.array(open_saved(place, "row_S"))
 
     def close(self) -> None:
         """Wait for the worker."""
