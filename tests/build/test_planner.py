@@ -106,7 +106,7 @@ def compiled(experiment: Experiment) -> Any:
 @pytest.mark.parametrize(
     ("mesh", "accumulate"),
     [
-        (MeshConfig(data=2, fsdp=2, table=2), 1),
+        pytest.param(MeshConfig(data=2, fsdp=2, table=2), 1, marks=pytest.mark.slow),
         (MeshConfig(data=1, fsdp=2, table=4, table_by="columns"), 2),
     ],
 )
