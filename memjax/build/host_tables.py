@@ -50,7 +50,7 @@ def open_host_tables(parts: Parts, run_dir: Path) -> list[HostTable]:
         )
     folder = None
     if where != "memory":
-        folder = run_dir / "host_tables" if where == "run" else Path(where)
+        folder = run_dir if where == "run" else Path(where).expanduser()
     keys = _keys(parts)
     return [
         _host_table(parts, path, plan, keys[path], folder)
@@ -92,8 +92,7 @@ def _host_table(
     leaves = {name: HostLeaf((plan.spec.width,), carrier_of(dtype), None)}
     if optimizer is not None:
         leaves |= _row_leaves(optimizer, plan.spec.width, dtype, prefix)
-    where = None if folder is None else table_folder(folder, path)
-    kept = HostStore(plan.spec.n_rows, leaves, where)
+    kept = HostStore(plan.spec.n_rows, leaves, folder)
 
     def fill() -> None:
         if plan.spec.std == 0:

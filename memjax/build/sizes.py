@@ -30,6 +30,10 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "params_table": sizes.table_params,
         "bytes_dense": sizes.dense_bytes,
         "bytes_table": sizes.table_bytes,
+        "on_host": {
+            path: {"rows": plan.spec.n_rows, "slots": plan.n_slots}
+            for path, plan in parts.host_plans.items()
+        },
         "flops_per_token": sizes.flops_per_token,
         "table_bytes_per_token": sizes.table_bytes_per_token,
         "tokens_per_step": experiment.data.batch_size * experiment.data.context,

@@ -32,8 +32,9 @@ def plan_text(description: Mapping[str, Any]) -> str:
 
     Args:
       description: `params_dense`, `params_table`, `bytes_dense`, `bytes_table` (of the
-        parameters), `flops_per_token`, `table_bytes_per_token`, `tokens_per_step`,
-        `n_steps`.
+        parameters), `on_host` (path of a table there -> its `rows`, and `slots`, the
+        rows that a device holds), `flops_per_token`, `table_bytes_per_token`,
+        `tokens_per_step`, `n_steps`.
     """
     tokens = description["tokens_per_step"] * description["n_steps"]
     lines = [
@@ -44,6 +45,11 @@ def plan_text(description: Mapping[str, Any]) -> str:
         f"{name}: {count_text(description[params])} parameters, "
         f"{bytes_text(description[size])}"
         for name, params, size in lines
+    ]
+    text += [
+        f"{path}: on the host, {count_text(table['rows'])} rows; "
+        f"the device holds {count_text(table['slots'])} of them"
+        for path, table in description["on_host"].items()
     ]
     text.append(
         f"each token: {count_text(description['flops_per_token'])} FLOPs forward, "

@@ -6,7 +6,9 @@ Why: a table larger than the memory of a device, or of the machine, is trained h
 When not: tables that fit on the devices; those are arrays of the state.
 """
 
+import math
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,13 +40,14 @@ class HostStore:
     Args:
         n_rows: rows R.
         leaves: what each array is.
-        folder: where the files lie, one `NAME.npy` an array, made anew; None: in this
-            machine's memory.
+        folder: where the files lie, one an array; None: in this machine's memory.
 
-    Rows of zeros take no memory and no place on a disk until they are written.
+    Rows of zeros take no memory until they are written. Files take their place at once,
+    since a full disk would later end the process without a word; they have no name, so
+    that they go with the process, however it ends.
 
     Raises:
-        TrainingError: a file cannot be made.
+        TrainingError: a file cannot be made, or there is no room for it.
     """
 
     def __init__(
@@ -56,24 +59,28 @@ class HostStore:
         self.n_rows, self.leaves = n_rows, dict(leaves)
         self.folder = None if folder is None else Path(folder)
         self._arrays: list[np.ndarray] = []
-        for name, leaf in self.leaves.items():
-            array = self._made(name, (n_rows, *leaf.row_shape), leaf.dtype)
+        for leaf in self.leaves.values():
+            array = self._made((n_rows, *leaf.row_shape), np.dtype(leaf.dtype))
             if leaf.initial:
                 for part in self.blocks(leaf):
                     array[part] = leaf.initial
             self._arrays.append(array)
 
-    def _made(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def _made(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         if self.folder is None:
             return np.zeros(shape, dtype)
-        path = self.folder / file_name(name)
+        n_bytes = math.prod(shape) * dtype.itemsize
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            return np.lib.format.open_memmap(path, "w+", dtype=dtype, shape=shape)
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                if hasattr(os, "posix_fallocate"):  # not on macOS
+                    os.posix_fallocate(file.fileno(), 0, n_bytes)
+                return np.memmap(file, dtype, "w+", shape=shape)
         except OSError as error:
             raise TrainingError(
-                f"the table cannot be kept in {path}: {error.strerror or error}; "
-                "allowed: a folder that may be written, on a disk with room for it"
+                f"a table's {n_bytes} bytes cannot be kept in {self.folder}: "
+                f"{error.strerror or error}; allowed (train.host_tables): a folder "
+                "that may be written, on a disk with room for it"
             ) from error
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -57,6 +57,7 @@ def test_plan_keeps_dense_and_table_apart():
             "params_table": 6_400_000,
             "bytes_dense": 2_560_000,
             "bytes_table": 25_600_000,
+            "on_host": {"memory/table": {"rows": 100_000, "slots": 6144}},
             "flops_per_token": 1_280_000,
             "table_bytes_per_token": 2048,
             "tokens_per_step": 2048,
@@ -65,6 +66,7 @@ def test_plan_keeps_dense_and_table_apart():
     )
     assert "dense weights: 640.00 k parameters, 2.4 MiB" in text
     assert "memory tables: 6.40 M parameters, 24.4 MiB" in text
+    assert "memory/table: on the host, 100.00 k rows; the device holds 6.14 k" in text
     assert "1.28 M FLOPs forward, 2.0 KiB read from tables" in text
     assert "2048 tokens; 1000 steps, 2.05 M tokens in all" in text
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import tempfile
 
 import numpy as np
 import pytest
@@ -106,6 +107,11 @@ def runs(request, store, tmp_path_factory):
     """(optimizer, run on the device, run on the host, rows that left)."""
     folder, left = tmp_path_factory.mktemp("runs"), []
     plan = SlotCache.plan
+    file, places = tempfile.TemporaryFile, []
+
+    def noted(*args, dir=None, **how):
+        places.append(dir)
+        return file(*args, dir=dir, **how)
 
     def counted(*args):
         found = plan(*args)
@@ -116,19 +122,21 @@ def runs(request, store, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SlotCache, "plan", counted)
         train(experiment(store, "rows", **how), folder / "device")
+        patch.setattr(tempfile, "TemporaryFile", noted)
         train(experiment(store, "host", **how, **where(request.param)), folder / "host")
+    assert (folder / "host" in places) == (request.param == "lazy_adam")
     return request.param, folder / "device", folder / "host", sum(left)
 
 
 def test_the_host_gives_the_bits_of_the_device(runs):
-    optimizer, device, host, n_left = runs
+    _, device, host, n_left = runs
     records, table = outcome(host)
     wanted, device_table = outcome(device)
     assert records == wanted
     np.testing.assert_array_equal(table, device_table)
     assert n_left > 100
     assert evaluate(host) == evaluate(device)
-    assert (host / "host_tables").is_dir() == (optimizer == "lazy_adam")
+    assert not list(host.glob("tmp*"))
 
 
 def test_a_torn_checkpoint_is_passed_over_and_the_run_goes_on(runs, store, tmp_path):
@@ -148,7 +156,9 @@ def test_a_torn_checkpoint_is_passed_over_and_the_run_goes_on(runs, store, tmp_p
 
 
 def test_sampling_reads_the_table_on_the_device(runs):
-    _, device, host, _ = runs
+    optimizer, device, host, _ = runs
+    if optimizer != "lazy_adam":
+        return  # the optimizer plays no part
     assert sample(host, b"ab", n_tokens=5) == sample(device, b"ab", n_tokens=5)
     assert load_run(host)[0].experiment.model.memories[0].table_mode == "rows"
 

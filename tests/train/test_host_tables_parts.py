@@ -100,15 +100,26 @@ def test_a_store_gathers_writes_saves_and_restores(tmp_path, on_disk, monkeypatc
     assert table[:, 0].tolist() == [3, 0, 0, 0] and place.tolist() == [-1, -1, 0, 0]
     store.write(rows, [table + 1, np.array([8, 9, 0, 0], np.int32)])
     store.save(tmp_path / "saved")
-    other = HostStore(7, leaves)
+    other = HostStore(7, leaves, tmp_path / "live" if on_disk else None)
     other.restore(tmp_path / "saved")
     assert other["place"].tolist() == [-1, -1, 9, -1, -1, 8, -1]
     np.testing.assert_array_equal(other["a/table"], store["a/table"])
     with pytest.raises(CheckpointError, match=r"holds float32\[7, 3\], wanted"):
         HostStore(8, leaves).restore(tmp_path / "saved")
+    assert not on_disk or not list((tmp_path / "live").iterdir())
     (tmp_path / "saved" / "place.npy").write_bytes(b"torn")
     with pytest.raises(CheckpointError, match="cannot be read"):
         other.restore(tmp_path / "saved")
+
+
+def test_a_folder_without_room_or_rights_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    leaves = {"table": HostLeaf((3,), np.dtype(np.float32), None)}
+    with pytest.raises(TrainingError, match="12 bytes cannot be kept in .*file"):
+        HostStore(1, leaves, tmp_path / "file")
+    with pytest.raises(TrainingError, match="allowed .train.host_tables.: a folder"):
+        HostStore(2**55, leaves, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_streamed_step_is_the_dense_one():
