@@ -67,12 +67,20 @@ def score(
 ) -> Score:
     """Run `scorer` over all batches; sums of batches are added in float64 on the host.
 
+    Two batches are on the devices at a time: the sums of one are fetched when the next
+    was begun.
+
     Args:
         scorer: from `make_scorer`; make it once, it compiles once per batch shape.
         params: what the apply function takes.
         batches: evaluation batches; targets with weight 0 do not count.
     """
-    fetched = jax.device_get([scorer(params, batch) for batch in batches])
+    fetched, begun = [], []
+    for batch in batches:
+        begun.append(scorer(params, batch))
+        if len(begun) > 1:
+            fetched.append(jax.device_get(begun.pop(0)))
+    fetched += jax.device_get(begun)
     return Score(
         nats=math.fsum(float(nats) for nats, _ in fetched),
         n_tokens=sum(int(count) for _, count in fetched),

@@ -43,3 +43,23 @@ def test_unscored_targets_do_not_count_even_when_not_finite():
 
 def test_nothing_scored_is_not_a_number():
     assert math.isnan(Score(0.0, 0).bpb(1.0))
+
+
+def test_batches_wait_for_results_so_that_few_are_on_the_devices():
+    """Three sums are added; a batch is not asked for before all but one of those
+    before it are fetched."""
+    asked, fetched = [], []
+
+    class Sum(float):
+        def __array__(self, dtype=None, copy=None):
+            fetched.append(float(self))
+            return np.asarray(float(self), dtype)
+
+    def batches():
+        for number in (1.0, 2.0, 4.0):
+            asked.append((number, len(fetched)))
+            yield number
+
+    scored = score(lambda _, batch: (Sum(batch), 1), None, batches())
+    assert scored == Score(7.0, 3)
+    assert asked == [(1.0, 0), (2.0, 0), (4.0, 1)]
