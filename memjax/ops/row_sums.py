@@ -8,12 +8,14 @@ When not: what is summed and for whom is `row_gradient`.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 _IN_REGISTERS = 4
+_NARROW = 32
 
 
 def sort_reads(ids_P: Array) -> tuple[Array, Array]:
@@ -81,12 +83,13 @@ def sum_reads(
         cotangent_NW,
         n_inside,
         cpu=functools.partial(add_in_turn, size),
-        default=functools.partial(add_blocks, size),
+        default=functools.partial(add_blocks, size, add_by_product),
     )
 
 
 def add_blocks(
     size: int,
+    add: Callable[[Array, Array, Array], Array],
     sums_UW: Array,
     slot_P: Array,
     token_P: Array,
@@ -94,7 +97,7 @@ def add_blocks(
     cotangent_NW: Array,
     n_inside: Array,
 ) -> Array:
-    """A cotangent that is not finite makes all slots of its block NaN."""
+    """Blocks of `size` reads, each added to the sums by `add`, one of those below."""
     padding = (0, -len(slot_P) % size)
     slot_P = jnp.pad(slot_P, padding, constant_values=len(sums_UW))
     token_P = jnp.pad(token_P, padding)
@@ -105,22 +108,28 @@ def add_blocks(
         def some(x: Array) -> Array:
             return lax.dynamic_slice_in_dim(x, i * size, size)
 
-        part_BW = cotangent_NW[some(token_P)].astype(sums_UW.dtype)
+        part_BW = _at(cotangent_NW, some(token_P)).astype(sums_UW.dtype)
         if weights_P is not None:
             part_BW = part_BW * some(weights_P)[:, None]
-        return add_by_product(sums_UW, some(slot_P), part_BW)
+        return add(sums_UW, some(slot_P), part_BW)
 
     return lax.fori_loop(0, (n_inside + size - 1) // size, add_block, sums_UW)
 
 
 def add_by_product(sums_UW: Array, slot_B: Array, part_BW: Array) -> Array:
     """Parts added to ascending slots without two writes to one: parts of a run are
-    added by a matrix product with zeros and ones, and the first of a run writes."""
+    added by a matrix product with zeros and ones, and the first of a run writes. A
+    part that is not finite makes all slots of the block NaN."""
     same_BB = (slot_B[:, None] == slot_B[None, :]).astype(part_BW.dtype)
     total_BW = jnp.matmul(same_BB, part_BW, precision=lax.Precision.HIGHEST)
     first_B = jnp.concatenate([jnp.ones(1, bool), slot_B[1:] != slot_B[:-1]])
     slot_B = jnp.where(first_B, slot_B, sums_UW.shape[0])
     return sums_UW.at[slot_B].add(total_BW, mode="drop")
+
+
+def add_by_scatter(sums_UW: Array, slot_B: Array, part_BW: Array) -> Array:
+    """Parts added to slots by a scatter, which takes them in their order on a CPU."""
+    return sums_UW.at[slot_B].add(part_BW, mode="drop")
 
 
 def add_in_turn(
@@ -135,8 +144,12 @@ def add_in_turn(
     """Where a scatter is a loop over its parts, as on a CPU.
 
     The first four reads of a slot are added in registers, before memory is touched; any
-    others one by one after that, so that all are added from left to right.
+    others one by one after that, so that all are added from left to right. Reads of up
+    to 32 columns are all added one by one: finding the others would cost more.
     """
+    if sums_UW.shape[1] <= _NARROW:
+        reads = slot_P, token_P, weights_P, cotangent_NW, n_inside
+        return add_blocks(size, add_by_scatter, sums_UW, *reads)
     places_P = jnp.arange(len(slot_P), dtype=jnp.int32)
     begins_P = jnp.concatenate([jnp.ones(1, bool), slot_P[1:] != slot_P[:-1]])
     nth_P = places_P - lax.cummax(jnp.where(begins_P, places_P, 0))

@@ -19,6 +19,11 @@ from memjax.ops.row_sums import (
 WIDTH = 3
 
 
+def by_product(size, *args):
+    """The blocks of other platforms."""
+    return add_blocks(size, add_by_product, *args)
+
+
 @pytest.mark.parametrize("form", [sort_pairs, sort_packed, sort_reads])
 @pytest.mark.parametrize("n", [1, 2, 64, 257])
 def test_equal_rows_keep_their_order(form, n):
@@ -32,18 +37,20 @@ def test_equal_rows_keep_their_order(form, n):
     np.testing.assert_array_equal(rows, ids[want])
 
 
-@pytest.mark.parametrize("form", [add_blocks, add_in_turn])
+@pytest.mark.parametrize(
+    ("form", "width"), [(by_product, 3), (add_in_turn, 3), (add_in_turn, 33)]
+)
 @pytest.mark.parametrize("size", [1, 8, 40])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_sums_equal_a_slow_loop(form, size, weighted):
+def test_sums_equal_a_slow_loop(form, width, size, weighted):
     """A slot of many reads, slots of none, and reads that are added nowhere."""
     rng = np.random.default_rng(size)
     slots = np.sort(np.concatenate([rng.integers(0, 9, 20), np.full(13, 4)]))
     n_inside = int(np.sum(slots < 8))
     tokens = rng.integers(0, 5, 33).astype(np.int32)
     weights = rng.standard_normal(33).astype(np.float32) if weighted else None
-    bars = rng.standard_normal((5, WIDTH)).astype(np.float32)
-    start = rng.standard_normal((8, WIDTH)).astype(np.float32)
+    bars = rng.standard_normal((5, width)).astype(np.float32)
+    start = rng.standard_normal((8, width)).astype(np.float32)
     add = jax.jit(functools.partial(form, size))
     args = (start, slots.astype(np.int32), tokens, weights, bars)
     got = add(*args, jnp.int32(n_inside))
@@ -67,13 +74,14 @@ def test_product_with_zeros_and_ones_equals_the_scatter():
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
-def test_reads_are_added_from_left_to_right_on_a_cpu():
+@pytest.mark.parametrize("width", [3, 33])
+def test_reads_are_added_from_left_to_right_on_a_cpu(width):
     """To the last bit: what a loop in float32 gives, for 1 to 40 reads of a slot."""
     rng = np.random.default_rng(0)
     slots = np.repeat(np.arange(40), np.arange(1, 41)).astype(np.int32)
-    bars = rng.standard_normal((len(slots), WIDTH)).astype(np.float32)
+    bars = rng.standard_normal((len(slots), width)).astype(np.float32)
     tokens = np.arange(len(slots), dtype=np.int32)
-    want = np.zeros((40, WIDTH), np.float32)
+    want = np.zeros((40, width), np.float32)
     for slot, bar in zip(slots, bars, strict=True):
         want[slot] += bar
     add = jax.jit(functools.partial(add_in_turn, 8))
