@@ -26,7 +26,7 @@ from memjax.ops.rows import get_rows, load, value_dtype
 
 ReadRows = Callable[[jax.Array, jax.Array], jax.Array]
 
-_UNROLLED = 32
+_UNROLLED = 16
 _TOKENS_AT_A_TIME = 16
 
 
@@ -178,7 +178,17 @@ def weighted_sums(
 def _nan_sums(
     table: bag_kernels.Table, ids_NK: jax.Array, weights_NK: jax.Array
 ) -> jax.Array:
-    return plain_sums(table[0], ids_NK, weights_NK, gather_rows)
+    table_RW = table[0]
+    # One look at the ids of a token instead of one at each entry of each row.
+    inside_NK = (ids_NK >= 0) & (ids_NK < len(table_RW))
+    safe_NK = jnp.where(inside_NK, ids_NK, 0)
+    sums_NW = plain_sums(table_RW, safe_NK, weights_NK, _read_inside)
+    return jnp.where(jnp.all(inside_NK, axis=1, keepdims=True), sums_NW, jnp.nan)
+
+
+def _read_inside(table_RW: jax.Array, ids_N: jax.Array) -> jax.Array:
+    """Rows as numbers, for ids that are known to be inside."""
+    return load(table_RW.at[ids_N].get(mode="promise_in_bounds"))
 
 
 def _zero_sums(

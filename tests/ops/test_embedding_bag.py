@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from memjax.errors import DataError, ShapeError
-from memjax.ops.embedding_bag import embedding_bag, gather_rows, row_ids
+from memjax.ops.embedding_bag import (
+    embedding_bag,
+    gather_rows,
+    row_ids,
+    weighted_sums,
+)
 from memjax.ops.rows import load, store
 
 N_ROWS, WIDTH = 7, 3
@@ -148,6 +153,19 @@ def test_p06_ids_outside_the_table() -> None:
     # Nobody learns from what is not there.
     gradient = jax.grad(lambda t: gather_rows(t, ids).sum())(table)
     np.testing.assert_array_equal(gradient, [[0.0, 0], [0, 0], [0, 0], [1, 1]])
+
+
+@pytest.mark.parametrize("at", [1, 18])
+def test_one_read_outside_is_seen_by_its_token_alone(at: int) -> None:
+    """Among 19 reads, in a group of the loop or after it. Row 0, which stands in for
+    it, is NaN: it reaches nobody who did not read it."""
+    table = jnp.arange(8.0).reshape(4, 2).at[0].set(jnp.nan)
+    ids = jnp.ones((2, 19), jnp.int32).at[0, at].set(4)
+    weights = jnp.ones(ids.shape)
+    bags = jax.jit(embedding_bag)(table, ids, weights)
+    np.testing.assert_array_equal(bags, [[np.nan] * 2, [38.0, 57.0]])
+    left_out = weighted_sums(table, ids, weights, nan_outside=False)
+    np.testing.assert_array_equal(left_out, [[36.0, 54.0], [38.0, 57.0]])
 
 
 def test_p07_integers_that_do_not_fit_32_bits() -> None:
