@@ -5,7 +5,12 @@ Why: one place says how a weight matrix is drawn, stored and multiplied.
 When not: embeddings and heads; the model owns those.
 """
 
+import math
+from typing import Any
+
 import flax.linen as nn
+import jax
+from jax import Array
 
 from memjax.layers.precision import Dtypes
 
@@ -33,7 +38,18 @@ def projection(
         name=name,
         dtype=dtypes.compute,
         param_dtype=dtypes.params,
+        dot_general=_product,
         kernel_init=nn.initializers.variance_scaling(
             scale**2, "fan_in", "truncated_normal"
         ),
     )
+
+
+def _product(x: Array, kernel: Array, axes: Any, **options: Any) -> Array:
+    """[..., in] by [in, features], as the product of two matrices: with more axes, the
+    gradient of the kernel would make a transposed copy of the output's, on a CPU."""
+    del axes
+    *lead, n_in = x.shape
+    flat = x.reshape(math.prod(lead), n_in)
+    out = jax.lax.dot_general(flat, kernel, (((1,), (0,)), ((), ())), **options)
+    return out.reshape(*lead, kernel.shape[1])
