@@ -27,12 +27,12 @@ from memjax.layers.memory import (
     check_orders,
     own_tables,
 )
-from memjax.layers.norm import BranchNorm
+from memjax.layers.norm import BranchGains, BranchNorm
 from memjax.layers.precision import Dtypes
 from memjax.layers.projection import projection
 from memjax.layers.record import record
 from memjax.layers.table import Table
-from memjax.ops.gates import GATE_KINDS, gate_of
+from memjax.ops.gates import GATE_KINDS, gate_of, normalized_dot
 from memjax.ops.hot_tier import HotLayout
 from memjax.ops.ngram_layout import NgramLayout, ngram_layouts
 from memjax.ops.short_conv import reach, short_conv
@@ -320,50 +320,42 @@ class Engram(nn.Module):
         del token_mask_BT
         return tables["table"].gather(self, rows_BTC)
 
-    def _norm(self, name: str, eps: float) -> BranchNorm:
-        return BranchNorm(
-            self.config.n_branches,
-            eps=eps,
-            param_dtype=self.dtypes.params,
-            accumulation=self.dtypes.accumulation,
-            name=name,
-        )
-
     def _demo(self, h_BTMD: Array, e_BTE: Array) -> tuple[Array, Array]:
-        d_model, acc = h_BTMD.shape[-1], self.dtypes.accumulation
+        d_model = h_BTMD.shape[-1]
         value_BTD = projection("value", d_model, self.dtypes, use_bias=True)(e_BTE)
-        key_norm = self._norm("key_norm", self.config.norm_eps)
-        query_norm = self._norm("query_norm", self.config.norm_eps)
-        scores = []
-        # Branch by branch; see `BranchNorm`.
-        for m in range(self.config.n_branches):
-            key_of = projection(f"key_{m}", d_model, self.dtypes, use_bias=True)
-            key_BTD = key_norm(key_of(e_BTE).astype(acc), m)
-            query_BTD = query_norm(h_BTMD[:, :, m].astype(acc), m)
-            scores.append(jnp.sum(key_BTD * query_BTD, axis=-1))
-        return jnp.stack(scores, axis=-1) * d_model**-0.5, value_BTD
+        gains_MD = self._gains("key_norm", d_model) * self._gains("query_norm", d_model)
+        keys = [
+            projection(f"key_{m}", d_model, self.dtypes, use_bias=True)(e_BTE)
+            for m in range(self.config.n_branches)
+        ]
+        return self._scores(h_BTMD, keys, gains_MD), value_BTD
 
     def _v41(self, h_BTMD: Array, e_BTE: Array) -> tuple[Array, Array]:
         n_branches, d_model = h_BTMD.shape[-2:]
-        acc, eps = self.dtypes.accumulation, self.config.norm_eps
+        acc, stored = self.dtypes.accumulation, self.dtypes.params
         kv_BTE = projection("kv", (n_branches + 1) * d_model, self.dtypes)(e_BTE)
-        gains_MD = jnp.ones((n_branches, d_model), acc)
-        for name in ("query_weight", "key_weight"):
-            gains_MD *= self.param(
-                name,
-                nn.initializers.ones,
-                (n_branches, d_model),
-                self.dtypes.params,
-            ).astype(acc)
+        query_MD, key_MD = (
+            self.param(name, nn.initializers.ones, (n_branches, d_model), stored)
+            for name in ("query_weight", "key_weight")
+        )
+        gains_MD = query_MD.astype(acc) * key_MD.astype(acc)
         *keys, value_BTD = jnp.split(kv_BTE, n_branches + 1, axis=-1)
-        scores = []
-        for m, key in enumerate(keys):
-            key, h = key.astype(acc), h_BTMD[:, :, m].astype(acc)
-            inverse_h = jax.lax.rsqrt(jnp.mean(h * h, axis=-1) + eps)
-            inverse_key = jax.lax.rsqrt(jnp.mean(key * key, axis=-1) + eps)
-            dot_BT = jnp.sum(h * gains_MD[m] * key, axis=-1)
-            scores.append(dot_BT * inverse_h * inverse_key)
-        return jnp.stack(scores, axis=-1) * d_model**-0.5, value_BTD
+        return self._scores(h_BTMD, keys, gains_MD), value_BTD
+
+    def _gains(self, name: str, d_model: int) -> Array:
+        gains_MD = BranchGains(
+            self.config.n_branches, param_dtype=self.dtypes.params, name=name
+        )(d_model)
+        return gains_MD.astype(self.dtypes.accumulation)
+
+    def _scores(self, h_BTMD: Array, keys: list[Array], gains_MD: Array) -> Array:
+        """[B, T, M], branch by branch; see `BranchNorm`."""
+        acc, eps = self.dtypes.accumulation, self.config.norm_eps
+        scores = [
+            normalized_dot(h_BTMD[:, :, m].astype(acc), key.astype(acc), gain_D, eps)
+            for m, (key, gain_D) in enumerate(zip(keys, gains_MD, strict=True))
+        ]
+        return jnp.stack(scores, axis=-1) * h_BTMD.shape[-1] ** -0.5
 
     def _convolution(
         self, d_model: int, segments_BT: Array | None, piece: Piece | None
@@ -378,7 +370,13 @@ class Engram(nn.Module):
             (config.kernel_size, config.n_branches * d_model),
             self.dtypes.params,
         )
-        norm = self._norm("conv_norm", config.conv_norm_eps)
+        norm = BranchNorm(
+            config.n_branches,
+            eps=config.conv_norm_eps,
+            param_dtype=self.dtypes.params,
+            accumulation=self.dtypes.accumulation,
+            name="conv_norm",
+        )
         dilation = config.dilation or max(config.orders)
 
         def convolve(gated_BTD: Array, branch: int) -> Array:

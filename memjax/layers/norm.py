@@ -1,7 +1,7 @@
 """RMS normalisation with a learned gain.
 
 What: x * rsqrt(mean(x^2) + eps) * scale over the last axis; `RMSNorm` of one stream,
-    `BranchNorm` of several.
+    `BranchNorm` of several, `BranchGains` its gains.
 Why: the backbone and the memory gates use the same one.
 When not: normalising without a gain is `ops.gates.rms_normalize`.
 """
@@ -55,6 +55,19 @@ class BranchNorm(nn.Module):
         shape = (self.n_branches, x.shape[-1])
         scale_MD = self.param("scale", nn.initializers.ones, shape, self.param_dtype)
         return _normalized(x, scale_MD[branch], self.eps, self.accumulation)
+
+
+class BranchGains(nn.Module):
+    """The gains of a `BranchNorm` alone, scale [M, D], for a norm that is part of
+    something else; see `ops.gates.normalized_dot`."""
+
+    n_branches: int
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, width: int) -> Array:
+        shape = (self.n_branches, width)
+        return self.param("scale", nn.initializers.ones, shape, self.param_dtype)
 
 
 def _normalized(x: Array, scale: Array, eps: float, accumulation: Any) -> Array:

@@ -79,6 +79,23 @@ def rms_normalize(x: Array, eps: float = RMS_EPS) -> Array:
     return (wide * jax.lax.rsqrt(mean_square + eps)).astype(x.dtype)
 
 
+def normalized_dot(query: Array, key: Array, gain: Array, eps: float) -> Array:
+    """Sum over the last axis of gain * query / rms(query) * key / rms(key).
+
+    Args:
+        query, key: [..., D], float; give them in float32 or wider.
+        gain: [D], the product of the gains of both norms.
+        eps: added to both mean squares.
+
+    Returns:
+        [...] in their dtype. Vectors are multiplied first and the roots divided out of
+        the sum, so neither normalised vector is formed, nor kept for the gradient.
+    """
+    inverse_query = jax.lax.rsqrt(jnp.mean(query * query, axis=-1) + eps)
+    inverse_key = jax.lax.rsqrt(jnp.mean(key * key, axis=-1) + eps)
+    return jnp.sum(query * gain * key, axis=-1) * inverse_query * inverse_key
+
+
 def combine(
     read: Array,
     gate: Array,

@@ -11,6 +11,7 @@ from memjax.ops.gates import (
     GATE_KINDS,
     combine,
     gate_of,
+    normalized_dot,
     plain_gate,
     rms_normalize,
     signed_sqrt_gate,
@@ -162,3 +163,20 @@ def test_rms_normalize_keeps_zero_vectors_and_dtype():
     assert got.dtype == jnp.bfloat16
     np.testing.assert_array_equal(got[0], 0)
     np.testing.assert_allclose(np.mean(np.asarray(got[1], float) ** 2), 1, rtol=0.02)
+
+
+def test_normalized_dot_is_the_product_of_two_norms():
+    rng = np.random.default_rng(2)
+    query, key = rng.normal(size=(2, 3, 4, 6))
+    query[0, 0] = 0
+    gain = rng.normal(size=6)
+
+    def root(x):
+        return np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5)
+
+    want = np.sum(gain * (query / root(query)) * (key / root(key)), axis=-1)
+    got = normalized_dot(
+        jnp.float32(query), jnp.float32(key), jnp.float32(gain), eps=1e-5
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    assert got[0, 0] == 0
