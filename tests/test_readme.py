@@ -42,7 +42,7 @@ def test_ci_runs_exactly_the_two_commands() -> None:
     assert run[1] == SECOND
     assert run[2:] == [
         "pip check",
-        "ruff check .",
+        "ruff check . && shellcheck launch/*.sh launch/gke/*.sh",
         "ruff format --check .",
         "lint-imports --no-cache",
         "pyright",

@@ -83,6 +83,11 @@ BENCHMARKS = {
 }
 
 
+def has_peer() -> bool:
+    """Whether PyTorch is installed."""
+    return importlib.util.find_spec("torch") is not None
+
+
 def names_of(words: Sequence[str]) -> list[str]:
     """The benchmarks and entries that are asked for: names, `all`, or NAME/PREFIX.
 
@@ -156,7 +161,7 @@ def measure_entries(
         rates={},
         huge_pages=huge_pages,
         variables={} if cache_dir is None else {CACHE_VARIABLE: cache_dir},
-        with_peer=importlib.util.find_spec("torch") is not None,
+        with_peer=has_peer(),
         say=say,
         open_worker=open_worker,
         **({"n_turns": 3, "turn_seconds": 0.1} if short else {}),

@@ -87,6 +87,7 @@ def entries(monkeypatch):
         Entry(name="bag/b", measure=lambda _: Figure(skipped="no memory")),
     ]
     real = catalog.measure_entries
+    monkeypatch.setattr(catalog, "has_peer", lambda: True)
     monkeypatch.setattr(
         catalog, "chosen", lambda names, short: made if "bag" in names else []
     )

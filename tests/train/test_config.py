@@ -34,9 +34,12 @@ def test_values_out_of_range_name_the_field(field, value, allowed):
         TrainConfig(**{field: value})
 
 
-def test_a_rerun_may_change_everything_but_the_cut_of_the_batch():
+def test_a_rerun_may_change_all_but_the_cut_of_the_batch_and_the_slots():
     names = {f"train.{field.name}" for field in dataclasses.fields(TrainConfig)}
-    assert names - set(RESUMABLE_FIELDS) == {"train.accumulate_steps"}
+    assert names - set(RESUMABLE_FIELDS) == {
+        "train.accumulate_steps",
+        "train.host_slots",
+    }
 
 
 @pytest.mark.multidevice
