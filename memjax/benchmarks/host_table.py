@@ -168,7 +168,6 @@ def _measure(optimizer: str, short: bool, session: Session) -> Figure:
     return Figure(
         ours_ms=ms["memory"],
         ours_min_ms=1e3 * min(found["memory"]),
-        ours_form="memory",
         calls=len(found["memory"]),
         target=Target(of="slower", sign="<=", value=1.1),
         more={
