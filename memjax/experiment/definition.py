@@ -153,8 +153,6 @@ class Experiment:
             raise ConfigError(
                 "mesh.table", self.mesh.table, "1 without a memory in table_mode 'rows'"
             )
-        if any(memory.table_mode == "host" for memory in self.model.memories):
-            raise ConfigError("mesh.table", parts, "1 with tables in table_mode 'host'")
         columns = hash_columns(self.model)
         for path, rows in columns if self.mesh.table_by == "hash_columns" else ():
             if len(rows) % max(parts, 1):
