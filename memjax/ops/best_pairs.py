@@ -7,13 +7,14 @@ When not: one list; `lax.top_k` orders equal entries by place already.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
+from memjax.ops.lane_top_k import in_turn, put
+
 _LANES = 128
-_MOST_AT_A_TIME = 17
 
 
 class Kept(NamedTuple):
@@ -73,8 +74,7 @@ def best_by_sorting(first: Kept, second: Kept, n: int, k: int) -> tuple[Array, A
 def best_by_counting(first: Kept, second: Kept, n: int, k: int) -> tuple[Array, Array]:
     """`best_pairs` without a sort: a pair's place is the number of pairs before it.
 
-    Rows lie in the last axis, 128 at a time, so that every step is one vector loop;
-    pairs are compared with some others in a step of the outer loop.
+    Rows lie in the last axis, 128 at a time, so that every step is one vector loop.
     """
     lead, length = first.scores.shape[:-1], first.scores.shape[-1]
     n_rows = max(1, first.scores.size // length)
@@ -85,41 +85,18 @@ def best_by_counting(first: Kept, second: Kept, n: int, k: int) -> tuple[Array, 
         return jnp.swapaxes(x.reshape(-1, lanes, length), 1, 2)
 
     laid = [Kept(*map(in_lanes, kept)) for kept in (first, second)]
-    sums, slots = _pairs(laid[0], laid[1], n, k)
-    n_steps = -(-sums.shape[1] // _MOST_AT_A_TIME)
-    size = -(-sums.shape[1] // n_steps)
-    padding = ((0, 0), (0, n_steps * size - sums.shape[1]), (0, 0))
-    sums = jnp.pad(sums, padding, constant_values=-jnp.inf)
-    slots = jnp.pad(slots, padding, constant_values=jnp.iinfo(jnp.int32).max)
     # Without this the compiler forms the pairs again wherever they are compared.
-    sums, slots = lax.optimization_barrier((sums, slots))
+    sums, slots = lax.optimization_barrier(_pairs(laid[0], laid[1], n, k))
 
-    def some(i: Array, *arrays: Array) -> list[Array]:
-        return [lax.dynamic_slice_in_dim(x, i * size, size, 1) for x in arrays]
+    def count(_: Array, entries: Any, places: list[Array]) -> list[Array]:
+        (other, slot), (place,) = *entries, places
+        before = (other > sums) | ((other == sums) & (slot < slots))
+        return [place + before.astype(jnp.int32)]
 
-    def count(i: Array, place: Array) -> Array:
-        others, other_slots = some(i, sums, slots)
-        for p in range(size):
-            other, slot = others[:, p : p + 1], other_slots[:, p : p + 1]
-            before = (other > sums) | ((other == sums) & (slot < slots))
-            place = place + before.astype(jnp.int32)
-        return place
-
-    place = lax.fori_loop(0, n_steps, count, jnp.zeros(sums.shape, jnp.int32))
-    places_k1 = jnp.arange(k, dtype=jnp.int32)[:, None]
-
-    def put(i: Array, best: tuple[Array, Array]) -> tuple[Array, Array]:
-        best_sums, best_slots = best
-        some_sums, some_slots, some_places = some(i, sums, slots, place)
-        for p in range(size):
-            here = some_places[:, p : p + 1] == places_k1
-            best_sums = jnp.where(here, some_sums[:, p : p + 1], best_sums)
-            best_slots = jnp.where(here, some_slots[:, p : p + 1], best_slots)
-        return best_sums, best_slots
-
-    shape = (len(sums), k, lanes)
-    empty = jnp.zeros(shape, sums.dtype), jnp.zeros(shape, jnp.int32)
-    best = lax.optimization_barrier(lax.fori_loop(0, n_steps, put, empty))
+    last = [-jnp.inf, jnp.iinfo(jnp.int32).max]
+    begin = [jnp.zeros(sums.shape, jnp.int32)]
+    places = in_turn([[sums, slots]], last, count, begin)
+    best = lax.optimization_barrier(put(places, [[sums], [slots]], k))
 
     def in_rows(x: Array) -> Array:
         return jnp.swapaxes(x, 1, 2).reshape(-1, k)[:n_rows].reshape(*lead, k)
