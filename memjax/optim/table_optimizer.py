@@ -55,8 +55,11 @@ class TableOptimizer(NamedTuple):
     Attributes:
         init: table -> state.
         apply: (rows, state, table, split) -> (table, state, metrics). Inside jit with
-            table and state donated, rows that are not concerned cost nothing. Metrics
-            are scalars over the whole table, "update_norm" among them.
+            table and state donated, rows that are not concerned cost nothing; give
+            both back in the order in which they were taken, since jax pairs donated
+            arrays of one shape with results by their order, and copies whole tables
+            where that crosses. Metrics are scalars over the whole table,
+            "update_norm" among them.
         mean: (table, state) -> the running mean of the table, or the table.
         repartition: (state, change) -> the state for other parts, on the host. The
             default is for states whose arrays are scalars or have the table's rows.
