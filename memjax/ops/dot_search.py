@@ -34,7 +34,7 @@ from memjax.ops.product_keys import (
 )
 
 _LANES = 128
-_TOKENS = 512
+_AT_A_TIME = 2**21
 
 
 def dot_search(
@@ -55,7 +55,7 @@ def dot_search(
         ConfigError, ShapeError: as `dot_scores` and `product_key_search`.
 
     Cost: a matrix product [T, C] x [C, N] and a top-k of N for every head and half. On
-        a CPU 512 tokens at a time where `lane_top_k` is quick, else about two heads.
+        a CPU 2^21 scores at a time where `lane_top_k` is quick, else two heads at once.
         Backward: one array of scores' gradients per head and half, zero but at the k
         selected, and two matrix products.
 
@@ -100,12 +100,16 @@ def best_by_top_k(q_THXC: Array, keys_HXNC: Array, length: int) -> tuple[Kept, K
     return stacked(0), stacked(1)
 
 
-def best_by_counting(q_THXC: Array, keys_HXNC: Array, length: int) -> tuple[Kept, Kept]:
-    """`best_by_top_k` on all cores of a CPU: float32, some tokens at a time."""
+def best_by_counting(
+    q_THXC: Array, keys_HXNC: Array, length: int, at_a_time: int = _AT_A_TIME
+) -> tuple[Kept, Kept]:
+    """`best_by_top_k` on all cores of a CPU: float32, `at_a_time` scores at a time,
+    which stay in its cache."""
     n_tokens, heads, halves, width = q_THXC.shape
     lanes = min(_LANES, n_tokens)
-    at_a_time = min(_TOKENS, n_tokens + -n_tokens % lanes)
-    q_THXC = jnp.pad(q_THXC, ((0, -n_tokens % at_a_time), (0, 0), (0, 0), (0, 0)))
+    blocks = max(1, at_a_time // (lanes * heads * halves * keys_HXNC.shape[2]))
+    some_tokens = lanes * min(blocks, -(-n_tokens // lanes))
+    q_THXC = jnp.pad(q_THXC, ((0, -n_tokens % some_tokens), (0, 0), (0, 0), (0, 0)))
     keys_FNC = keys_HXNC.reshape(heads * halves, -1, width)  # F: heads and halves
 
     def levels(q_and_keys: tuple[Array, Array]) -> tuple[Array, ...]:
@@ -119,11 +123,11 @@ def best_by_counting(q_THXC: Array, keys_HXNC: Array, length: int) -> tuple[Kept
         keys, index = best_in_lanes(found, length)
         return Kept(key_scores(keys), index)
 
-    q_GSFC = q_THXC.reshape(-1, at_a_time, heads * halves, width)
+    q_GSFC = q_THXC.reshape(-1, some_tokens, heads * halves, width)
     kept = lax.map(some, q_GSFC)
 
     def half(x: int, found: Array) -> Array:
-        shape = (-1, heads, halves, at_a_time // lanes, length, lanes)
+        shape = (-1, heads, halves, some_tokens // lanes, length, lanes)
         found_GHBKL = found.reshape(shape)[:, :, x]
         found_GBLHK = found_GHBKL.transpose(0, 2, 4, 1, 3)
         return found_GBLHK.reshape(-1, heads, length)[:n_tokens]

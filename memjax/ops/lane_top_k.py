@@ -62,8 +62,9 @@ def best_in_lanes(levels: Sequence[Array], k: int) -> tuple[Array, Array]:
     """The k best of the lists [B, N, L] that `halvings` was given, k <= N.
 
     Args:
-        levels: what `halvings` gave for this k, best of all out of a loop: the
-            compiler would otherwise form them anew for every entry.
+        levels: what `halvings` gave for this k, each below 2^31 entries; best of all
+            out of a loop, since the compiler would otherwise form them anew for every
+            entry.
         k: entries selected.
 
     Returns:
@@ -73,7 +74,7 @@ def best_in_lanes(levels: Sequence[Array], k: int) -> tuple[Array, Array]:
         list; 67 ms for 32768 lists of 512 and k = 32 on 2 cores.
     """
     *larger, smallest = levels
-    keys, index = [smallest], [_place(smallest)]
+    keys, index = [smallest], [_entry(smallest)]
     for level in reversed(larger):
         pair, *_ = put(_places(_ranks(keys), k), [index], k)
         index = [2 * pair, 2 * pair + 1]
@@ -137,9 +138,9 @@ def put(
     """[B, k, L] for each list of strands: values at their places, 0 to k - 1."""
     shape = (len(places[0]), k, places[0].shape[2])
 
-    def place(_: Array, entries: Any, found: list[Array]) -> list[Array]:
+    def put_entries(_: Array, entries: Any, found: list[Array]) -> list[Array]:
         for place, *some in entries:
-            here = place == _place(found[0])
+            here = place == _entry(found[0])
             found = [
                 jnp.where(here, value, old)
                 for value, old in zip(some, found, strict=True)
@@ -148,7 +149,7 @@ def put(
 
     strands = [[place, *some] for place, *some in zip(places, *values, strict=True)]
     empty = [jnp.zeros(shape, some[0].dtype) for some in values]
-    return in_turn(strands, [k] + [0] * len(values), place, empty)
+    return in_turn(strands, [k] + [0] * len(values), put_entries, empty)
 
 
 def in_turn(
@@ -194,8 +195,8 @@ def in_turn(
 
 def _after(like: Array, s: int, j: Array, t: int) -> Array:
     """Whether entry j of strand t does not come before each entry of strand s."""
-    return _place(like) < j if t < s else _place(like) <= j
+    return _entry(like) < j if t < s else _entry(like) <= j
 
 
-def _place(like: Array) -> Array:
+def _entry(like: Array) -> Array:
     return lax.broadcasted_iota(jnp.int32, like.shape, 1)

@@ -233,7 +233,7 @@ def _block_sizes(
     peak_B = split.max_over_columns(peak_B)
     peak_B = jnp.where(peak_B < jnp.finfo(update_BW.dtype).tiny, 0.0, peak_B)
     power_B = jnp.sum(_power(update_BW * _inverse(peak_B)[:, None], norm), 1)
-    return peak_B, _root(split.sum_over_columns(power_B), norm)
+    return peak_B, root_of_sum(split.sum_over_columns(power_B), norm)
 
 
 def balance_kept(
@@ -269,16 +269,18 @@ def balance_kept(
     columns_W = jnp.ones(update_RW.shape[1], dtype)
     if split.column_axis is not None:
         block_rows = 0
-    sweep = _Sweep(update_RW, shrink_R, added, norm, block_rows, n_blocks, split)
+    sweep = Sweep(update_RW, shrink_R, added, norm, block_rows, n_blocks, split)
     for pair in range(n_iterations // 2):
         rows_R, sums_W = sweep(rows_R, columns_W, row_step=pair > 0, column_sums=True)
-        columns_W = _divide(columns_W, _root(split.sum_over_rows(sums_W), norm), added)
+        columns_W = divided_factor(
+            columns_W, root_of_sum(split.sum_over_rows(sums_W), norm), added
+        )
     if n_iterations > 1:
         rows_R, _ = sweep(rows_R, columns_W, row_step=True, column_sums=False)
     return rows_R * shrink_R, columns_W
 
 
-class _Sweep(NamedTuple):
+class Sweep(NamedTuple):
     """One read of the matrix: a row step and the column sums after it.
 
     Attributes:
@@ -325,8 +327,8 @@ class _Sweep(NamedTuple):
             power_BW = lax.optimization_barrier(power_BW)
             rows_B = take(rows_R, start, length)
             if row_step:
-                norm_B = _root(_dot(power_BW, weights_W), self.norm)
-                rows_B = _divide(rows_B, norm_B, self.eps)
+                norm_B = root_of_sum(_dot(power_BW, weights_W), self.norm)
+                rows_B = divided_factor(rows_B, norm_B, self.eps)
                 new_R = lax.dynamic_update_slice_in_dim(new_R, rows_B, start, 0)
             if column_sums:
                 sums_W = sums_W + _dot(_power(rows_B, self.norm), power_BW)
@@ -336,7 +338,9 @@ class _Sweep(NamedTuple):
             power_RW = _power(self.update_RW * self.shrink_R[:, None], self.norm)
             if row_step:
                 power_R = self.split.sum_over_columns(jnp.sum(power_RW * weights_W, 1))
-                rows_R = _divide(rows_R, _root(power_R, self.norm), self.eps)
+                rows_R = divided_factor(
+                    rows_R, root_of_sum(power_R, self.norm), self.eps
+                )
             sums_W = jnp.zeros_like(weights_W)
             if column_sums:
                 sums_W = jnp.sum(power_RW * _power(rows_R, self.norm)[:, None], 0)
@@ -370,11 +374,12 @@ def _power(x: jax.Array, norm: str) -> jax.Array:
     return x * x if norm == "l2" else jnp.abs(x)
 
 
-def _root(x: jax.Array, norm: str) -> jax.Array:
+def root_of_sum(x: jax.Array, norm: str) -> jax.Array:
+    """A norm from the sum of its powers: of squares for "l2", of sizes for "l1"."""
     return jnp.sqrt(x) if norm == "l2" else x
 
 
-def _divide(factor: jax.Array, norm: jax.Array, eps: jax.Array) -> jax.Array:
+def divided_factor(factor: jax.Array, norm: jax.Array, eps: jax.Array) -> jax.Array:
     """factor / (factor * norm + eps), and 0 where there is nothing to divide."""
     length = factor * norm
     return jnp.where(length > 0, factor / jnp.where(length > 0, length + eps, 1), 0.0)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from memjax.ops.sinkhorn import _divide, _root, _Sweep, row_sizes
+from memjax.ops.sinkhorn import Sweep, divided_factor, root_of_sum, row_sizes
 from memjax.ops.split import WHOLE
 
 
@@ -67,7 +67,9 @@ def balance_streamed(
 
     for pair in range(n_iterations // 2):
         sums_W = sweep(columns_W, pair > 0, True)
-        columns_W = _divide(columns_W, _root(sums_W, norm), jnp.float32(eps))
+        columns_W = divided_factor(
+            columns_W, root_of_sum(sums_W, norm), jnp.float32(eps)
+        )
     if n_iterations > 1:
         sweep(columns_W, True, False)
     return rows_R * shrink_R, np.asarray(columns_W), norm_R
@@ -90,7 +92,7 @@ def _swept(
     row_step: bool,
     column_sums: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    sweep = _Sweep(
+    sweep = Sweep(
         update_BW, shrink_B, jnp.asarray(eps, jnp.float32), norm, 0, None, WHOLE
     )
     return sweep(rows_B, columns_W, row_step=row_step, column_sums=column_sums)

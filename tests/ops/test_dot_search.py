@@ -47,15 +47,19 @@ def test_exact_sums_give_the_same_slots_lowest_first(half_k) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 130, 600])
 def test_both_forms_keep_the_same_sub_keys(tokens) -> None:
-    """130 tokens are two blocks of lanes, 600 more than are taken at a time. Among 70
-    whole numbers many are equal, and one NaN, -inf or +inf is in a place of its own."""
+    """130 tokens are two blocks of lanes, 600 five, of which two are taken at a time.
+    Among 70 whole numbers many are equal; NaN, -inf and +inf have places of their own.
+    """
     rng = np.random.default_rng(tokens)
     q = rng.integers(-1, 2, (tokens, H, 2, C)).astype(np.float32)
     keys = rng.integers(-1, 2, (H, 2, 70, C)).astype(np.float32)
     for place, bad in enumerate([np.nan, -np.nan, np.inf, -np.inf]):
         q[(place * 7) % tokens, place % H, 0] = bad
-    forms = [jax.jit(f, static_argnums=2) for f in (best_by_counting, best_by_top_k)]
-    for got, want in zip(*(form(q, keys, 30) for form in forms), strict=True):
+    counted = jax.jit(best_by_counting, static_argnums=(2, 3))
+    sorted_ = jax.jit(best_by_top_k, static_argnums=2)
+    at_a_time = 2 * 128 * 2 * H * 70
+    kept = counted(q, keys, 30, at_a_time), sorted_(q, keys, 30)
+    for got, want in zip(*kept, strict=True):
         assert got.scores.shape == (tokens, H, 30)
         np.testing.assert_array_equal(got.scores, want.scores)
         np.testing.assert_array_equal(got.index, want.index)
