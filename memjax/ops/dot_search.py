@@ -107,8 +107,10 @@ def best_by_counting(
     which stay in its cache."""
     n_tokens, heads, halves, width = q_THXC.shape
     lanes = min(_LANES, n_tokens)
-    blocks = max(1, at_a_time // (lanes * heads * halves * keys_HXNC.shape[2]))
-    some_tokens = lanes * min(blocks, -(-n_tokens // lanes))
+    most = max(1, at_a_time // (lanes * heads * halves * keys_HXNC.shape[2]))
+    n_blocks = -(-n_tokens // lanes)
+    n_parts = -(-n_blocks // most)
+    some_tokens = lanes * -(-n_blocks // n_parts)
     q_THXC = jnp.pad(q_THXC, ((0, -n_tokens % some_tokens), (0, 0), (0, 0), (0, 0)))
     keys_FNC = keys_HXNC.reshape(heads * halves, -1, width)  # F: heads and halves
 
