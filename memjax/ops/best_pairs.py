@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from memjax.ops.lane_top_k import in_turn, put
-
-_LANES = 128
+from memjax.ops.lane_top_k import LANES, in_turn, put
 
 
 class Kept(NamedTuple):
@@ -78,7 +76,7 @@ def best_by_counting(first: Kept, second: Kept, n: int, k: int) -> tuple[Array, 
     """
     lead, length = first.scores.shape[:-1], first.scores.shape[-1]
     n_rows = max(1, first.scores.size // length)
-    lanes = min(_LANES, n_rows)
+    lanes = min(LANES, n_rows)
 
     def in_lanes(x: Array) -> Array:
         x = jnp.pad(x.reshape(n_rows, length), ((0, -n_rows % lanes), (0, 0)))

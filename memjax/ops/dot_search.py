@@ -18,6 +18,7 @@ from jax import Array, lax
 from memjax.errors import ShapeError
 from memjax.ops.best_pairs import Kept
 from memjax.ops.lane_top_k import (
+    LANES,
     QUICK,
     best_in_lanes,
     halvings,
@@ -33,7 +34,6 @@ from memjax.ops.product_keys import (
     poison,
 )
 
-_LANES = 128
 _AT_A_TIME = 2**21
 
 
@@ -106,7 +106,7 @@ def best_by_counting(
     """`best_by_top_k` on all cores of a CPU: float32, `at_a_time` scores at a time,
     which stay in its cache."""
     n_tokens, heads, halves, width = q_THXC.shape
-    lanes = min(_LANES, n_tokens)
+    lanes = min(LANES, n_tokens)
     most = max(1, at_a_time // (lanes * heads * halves * keys_HXNC.shape[2]))
     n_blocks = -(-n_tokens // lanes)
     n_parts = -(-n_blocks // most)

@@ -15,9 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+# Lists side by side, where a caller cuts many of them into blocks.
+LANES = 128
 # The k for which this is quicker than XLA's top-k.
 QUICK = range(24, 65)
-# Entries a step of a loop: fewer, and the compiler vectorises along the wrong axis.
+# Entries a step of a loop; with 8 the search took four times as long.
 _AT_A_TIME = 17
 _LAST = np.int32(np.iinfo(np.int32).min + 1)
 
@@ -71,7 +73,7 @@ def best_in_lanes(levels: Sequence[Array], k: int) -> tuple[Array, Array]:
         (keys, index), int32 [B, k, L]: descending, lowest index first among equals.
 
     Cost: for every halving some 10 * k * k comparisons and sums, and 2 * k gathers, a
-        list; 67 ms for 32768 lists of 512 and k = 32 on 2 cores.
+        list.
     """
     *larger, smallest = levels
     keys, index = [smallest], [_entry(smallest)]
