@@ -10,6 +10,7 @@ When not: fixtures that only one folder needs stand in that folder's conftest.
 import gc
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ if jax.__version_info__ < (0, 11):
     os.environ["XLA_FLAGS"] = " ".join([*_QUICK, os.environ.get("XLA_FLAGS", "")])
 
 _MOST_PROCESSES = 4  # each holds one to three gigabytes
+_MAPS = Path("/proc/self/maps")  # on Linux: a line for each region of memory
+_MANY_MAPS = 20_000
 _RECORDED = pytest.StashKey[str]()
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -57,6 +60,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if folders and n_processes > 1 and given is None:
         option.numprocesses = n_processes
         option.dist = "loadfile"
+        # The process after one that crashed would wait for ever with one test left.
+        option.maxworkerrestart = "0"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -79,6 +84,20 @@ def pytest_collection_finish() -> None:
     """Modules and collected tests stay; the collector need not walk them each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_programs() -> Iterator[None]:
+    """Forgets compiled programs after a file, once they are many.
+
+    On a CPU, XLA maps three regions of memory for each program, jax keeps the programs,
+    and Linux lets a process have 65530 regions unless told otherwise: the one above
+    them is a segmentation fault inside XLA's compiler.
+    """
+    yield
+    if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MANY_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
