@@ -10,10 +10,12 @@ the optimizers, by path), `ema` (by path, where there is one), `host` (tables on
 host, where there are any, see `host_item`), `data` and `meta` (both JSON).
 """
 
+import contextlib
 import math
 import os
+import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +26,17 @@ from jax.experimental import multihost_utils
 from memjax.errors import CheckpointError
 from memjax.train import table_layout
 from memjax.train.checkpoint_meta import check_meta, make_meta, plain, read_meta
+from memjax.train.checkpoint_room import lacks_room
 from memjax.train.host_item import HOST_ITEM, HostSave, host_folder
 from memjax.train.state import TrainState, state_leaves
 from memjax.train.tables import TableTraining
 
 _COMMITTED = "commit_success.txt"
 _ITEMS = ("params", "rest", "data", "meta")
+
+
+class UnwrittenError(CheckpointError):
+    """A checkpoint cannot be written, on a full disk for example."""
 
 
 class Restored(NamedTuple):
@@ -121,8 +128,12 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        if not isinstance(error, UnwrittenError):
+            self.close()
+            return
+        with contextlib.suppress(Exception):  # it says the same again
+            self._manager.close()
 
     def steps(self) -> list[int]:
         """Steps on disk or on their way to it, ascending, without torn ones."""
@@ -163,6 +174,7 @@ class Checkpoints:
 
         Raises:
             CheckpointError: this or a newer step exists; nothing is written.
+            UnwrittenError: this one or the one before cannot be written.
         """
         step = int(jax.device_get(state.step))
         newest = self.newest()
@@ -171,6 +183,9 @@ class Checkpoints:
                 f"cannot save step {step}: {self.directory / str(newest)} exists; "
                 f"allowed: steps above {newest}, or move that directory away first"
             )
+        last = max(whole_steps(self.directory), default=None)
+        if reason := lacks_room(self.directory, last, state.params):
+            raise self._unwritten(reason)
         self._make_room()
         items: dict[str, Any] = {
             "params": ocp.args.StandardSave(state.params),
@@ -195,9 +210,10 @@ class Checkpoints:
         before = (self.best_step, self.best_bpb)
         self._note_best(step, bpb)
         try:
-            written = self._manager.save(
-                step, args=ocp.args.Composite(**items), force=True
-            )
+            with self._writing():
+                written = self._manager.save(
+                    step, args=ocp.args.Composite(**items), force=True
+                )
         except BaseException:
             self.best_step, self.best_bpb = before
             raise
@@ -278,18 +294,42 @@ class Checkpoints:
         return Restored(state, got["data"]["data"], dict(meta["progress"]))
 
     def wait(self) -> None:
-        """Block until everything is on disk; raises what the writer raised."""
-        self._manager.wait_until_finished()
+        """Block until everything is on disk.
+
+        Raises:
+            UnwrittenError: it cannot be written.
+        """
+        with self._writing():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Wait for the writer and release it."""
-        self._manager.close()
+        """Wait for the writer and release it; raises as `wait`."""
+        with self._writing():
+            self._manager.close()
 
     def is_best(self, bpb: float | None) -> bool:
         """Whether a state with this score would be kept as the best one."""
         if not self._keep_best or bpb is None or not math.isfinite(bpb):
             return False
         return self.best_bpb is None or bpb < self.best_bpb
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What the library's writer raises, in words."""
+        try:
+            yield
+        except Exception as error:
+            raise self._unwritten(first_line(error)) from error
+
+    def _unwritten(self, reason: str) -> UnwrittenError:
+        steps = whole_steps(self.directory)
+        last = f"step {steps[-1]}" if steps else "there is none: it starts anew"
+        free = shutil.disk_usage(self.directory).free
+        return UnwrittenError(
+            f"a checkpoint cannot be written to {self.directory}, where {free} bytes "
+            f"are free: {reason}. Once it can, rerun the same command: it goes on from "
+            f"the last whole checkpoint ({last})"
+        )
 
     def _note_best(self, step: int, bpb: float | None) -> None:
         if self.is_best(bpb):

@@ -273,3 +273,52 @@ def test_parameters_alone_and_their_average(tmp_path):
     wrong = abstract._replace(params=wrong)
     with pytest.raises(CheckpointError, match="params/extra: saved none"):
         restore_params(tmp_path, wrong, FINGERPRINT)
+
+
+def random_params(n=200_000):
+    rng = np.random.default_rng(0)
+    return {"weights": rng.standard_normal(n, dtype=np.float32)}
+
+
+def test_a_writer_that_fails_is_told_in_words_and_the_last_stays(tmp_path):
+    """Files may not grow beyond 64 KiB, as on a disk that is full."""
+    resource = pytest.importorskip("resource")
+    save(tmp_path, 1)
+    state = state_of(random_params(), 2)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
+    try:
+        with (
+            pytest.raises(CheckpointError) as caught,
+            Checkpoints(tmp_path) as checkpoints,
+        ):
+            checkpoints.save(state, data={}, fingerprint=FINGERPRINT)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert f"cannot be written to {tmp_path}" in str(caught.value)
+    assert "goes on from the last whole checkpoint (step 1)" in str(caught.value)
+    assert whole_steps(tmp_path) == [1]
+    save(tmp_path, 2, random_params())
+    assert whole_steps(tmp_path) == [1, 2]
+
+
+def test_a_disk_without_room_is_noticed_before(tmp_path, monkeypatch):
+    """For one as large as the last, or for half of the parameters of the first."""
+    usage = shutil.disk_usage(tmp_path)
+
+    def little(path):
+        return usage._replace(free=99_999)
+
+    monkeypatch.setattr(shutil, "disk_usage", little)
+    with pytest.raises(CheckpointError, match="99999 bytes are free: .* are 800000"):
+        save(tmp_path, 1, random_params())
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    save(tmp_path, 1, random_params())
+    monkeypatch.setattr(shutil, "disk_usage", little)
+    with pytest.raises(CheckpointError, match=r"99999 bytes are free: .*, took 7\d{5}"):
+        save(tmp_path, 2, random_params())
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    monkeypatch.undo()
+    save(tmp_path, 2, random_params())
+    assert whole_steps(tmp_path) == [1, 2]

@@ -1,0 +1,31 @@
+"""Room on the disk for one more checkpoint.
+
+What: `lacks_room`, from what the last one took.
+Why: asked before, a full disk is one line; the checkpoint library's threads print much
+    when they fail, and leave a part of a checkpoint.
+When not: a disk that is filled meanwhile; that is an error of the writer.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+
+
+def lacks_room(directory: Path, newest: int | None, params: Any) -> str | None:
+    """What speaks against one more checkpoint in `directory`; None if nothing does.
+
+    Args:
+        newest: the last whole step there; the next takes about as much.
+        params: without a whole step, half of their bytes must be free: files are
+            compressed, which gains little on weights and nearly all on zeros.
+    """
+    if newest is None:
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) // 2
+        reason = f"the parameters alone are {2 * needed}"
+    else:
+        files = (directory / str(newest)).rglob("*")
+        needed = sum(file.stat().st_size for file in files if file.is_file())
+        reason = f"the last one, step {newest}, took {needed}"
+    return reason if shutil.disk_usage(directory).free < needed else None
