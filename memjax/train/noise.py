@@ -9,12 +9,6 @@ import logging
 
 
 def quiet_libraries() -> None:
-    """Only errors of orbax and jax reach standard error.
-
-    The checkpoint library logs each failure of its writing threads, in absl's and
-    asyncio's name, and raises it as well: our error is enough.
-    """
-    for name in ("orbax", "jax"):
+    """Only errors of absl, orbax and jax reach standard error."""
+    for name in ("absl", "orbax", "jax"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
