@@ -61,7 +61,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.numprocesses = n_processes
         option.dist = "loadfile"
         # The process after one that crashed would wait for ever with one test left.
-        option.maxworkerrestart = "0"
+        if option.maxworkerrestart is None:
+            option.maxworkerrestart = "0"
 
 
 @pytest.hookimpl(optionalhook=True)

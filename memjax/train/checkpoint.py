@@ -13,7 +13,6 @@ host, where there are any, see `host_item`), `data` and `meta` (both JSON).
 import contextlib
 import math
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ import jax
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from memjax.errors import CheckpointError
+from memjax.errors import CheckpointError, MemjaxError
 from memjax.train import table_layout
 from memjax.train.checkpoint_meta import check_meta, make_meta, plain, read_meta
 from memjax.train.checkpoint_room import lacks_room
@@ -74,7 +73,7 @@ def whole_steps(directory: str | os.PathLike[str]) -> list[int]:
     root = Path(directory)
     if not root.is_dir():
         return []
-    steps = [int(path.name) for path in root.iterdir() if path.name.isdigit()]
+    steps = [int(path.name) for path in root.iterdir() if path.name.isdecimal()]
     return sorted(step for step in steps if _is_whole(root / str(step)))
 
 
@@ -119,21 +118,21 @@ class Checkpoints:
         )
         for step in self.steps():
             path = self.directory / str(step)
-            meta = read_meta(path)
-            if not _is_whole(path) or meta is None:
+            if not _is_whole(path) or read_meta(path) is None:
                 self._pass_over(step, "its save was not finished")
-            else:
-                self._note_best(step, meta["bpb"])
+        self._find_best()
 
     def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
-        if not isinstance(error, UnwrittenError):
+        try:
             self.close()
-            return
-        with contextlib.suppress(Exception):  # it says the same again
-            self._manager.close()
+        except UnwrittenError as unwritten:
+            if error is None:
+                raise
+            if not isinstance(error, UnwrittenError):
+                error.add_note(str(unwritten))
 
     def steps(self) -> list[int]:
         """Steps on disk or on their way to it, ascending, without torn ones."""
@@ -145,7 +144,10 @@ class Checkpoints:
 
     def describe_newest(self) -> str:
         """For messages: where the newest whole checkpoint is."""
-        self.wait()
+        try:
+            self.wait()
+        except UnwrittenError as error:
+            return str(error)
         step = self.newest()
         if step is None:
             return "there is no checkpoint yet"
@@ -162,6 +164,8 @@ class Checkpoints:
         host: Callable[[Path], None] | None = None,
     ) -> None:
         """Start writing the state; returns when the arrays are copied.
+
+        Waits for the save before it.
 
         Args:
             state: the state; its own step names the directory.
@@ -183,7 +187,8 @@ class Checkpoints:
                 f"cannot save step {step}: {self.directory / str(newest)} exists; "
                 f"allowed: steps above {newest}, or move that directory away first"
             )
-        last = max(whole_steps(self.directory), default=None)
+        self.wait()
+        last = max(self._whole(), default=None)
         if reason := lacks_room(self.directory, last, state.params):
             raise self._unwritten(reason)
         self._make_room()
@@ -206,17 +211,11 @@ class Checkpoints:
             items["ema"] = ocp.args.StandardSave(ema)
         if host is not None:
             items[HOST_ITEM] = HostSave(host)
-        # The best is noted first: retention runs inside the save.
-        before = (self.best_step, self.best_bpb)
-        self._note_best(step, bpb)
-        try:
-            with self._writing():
-                written = self._manager.save(
-                    step, args=ocp.args.Composite(**items), force=True
-                )
-        except BaseException:
-            self.best_step, self.best_bpb = before
-            raise
+        self._note_best(step, bpb)  # before: retention runs inside the save
+        with self._writing():
+            written = self._manager.save(
+                step, args=ocp.args.Composite(**items), force=True
+            )
         if not written:
             raise CheckpointError(f"step {step} was not written to {self.directory}")
 
@@ -315,21 +314,36 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """What the library's writer raises, in words."""
+        """What the library's writer raises, in words; the best is then another."""
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
+            self._find_best()
+            if isinstance(error, MemjaxError) or not isinstance(
+                error, (OSError, ValueError)
+            ):
+                raise
             raise self._unwritten(first_line(error)) from error
 
     def _unwritten(self, reason: str) -> UnwrittenError:
-        steps = whole_steps(self.directory)
+        steps = self._whole()
         last = f"step {steps[-1]}" if steps else "there is none: it starts anew"
-        free = shutil.disk_usage(self.directory).free
         return UnwrittenError(
-            f"a checkpoint cannot be written to {self.directory}, where {free} bytes "
-            f"are free: {reason}. Once it can, rerun the same command: it goes on from "
-            f"the last whole checkpoint ({last})"
+            f"a checkpoint cannot be written to {self.directory}: {reason}. Once it "
+            "can, rerun the same command: it goes on from the last whole checkpoint "
+            f"({last})"
         )
+
+    def _whole(self) -> list[int]:
+        steps = whole_steps(self.directory)
+        return [step for step in steps if step not in self._torn]
+
+    def _find_best(self) -> None:
+        self.best_step = self.best_bpb = None
+        for step in self._whole():
+            meta = read_meta(self.directory / str(step))
+            if meta is not None:
+                self._note_best(step, meta["bpb"])
 
     def _note_best(self, step: int, bpb: float | None) -> None:
         if self.is_best(bpb):
@@ -374,7 +388,8 @@ def refill(tree: Any, prefix: str, leaves: Mapping[str, Any]) -> Any:
 
 
 def first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return (
-        f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
-    )
+    """The kind and the first line of an error; of a long one, both ends."""
+    line, name = str(error).strip().partition("\n")[0], type(error).__name__
+    if len(line) > 240:
+        line = f"{line[:100]} ... {line[-140:]}"
+    return f"{name}: {line}" if line else name
