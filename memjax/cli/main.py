@@ -94,8 +94,7 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     except MemjaxError as error:
         if whole:
             raise
-        lines = [str(error), *getattr(error, "__notes__", ())]
-        return _complain("; ".join(lines), getattr(error, "exit_code", 1))
+        return _complain(str(error), getattr(error, "exit_code", 1))
     except SystemExit as stop:  # of the argument parser: 0 for help, 2 for usage
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 import memjax as package
@@ -107,6 +108,19 @@ def test_debug_errors_shows_the_traceback(memjax, tmp_path, monkeypatch):
         from memjax.cli.main import main
 
         main(["show", str(tmp_path / "no.py")])
+
+
+def test_what_jax_notes_on_an_error_stays_out_of_its_line(memjax, monkeypatch):
+    """Our errors often come from inside of a trace."""
+
+    def run(words):
+        def wrong(x):
+            raise MemjaxError("rows = 3; allowed: 4")
+
+        jax.jit(wrong)(1.0)
+
+    monkeypatch.setattr("memjax.cli.doctor.run", run)
+    assert memjax("doctor") == (1, "", "memjax: rows = 3; allowed: 4\n")
 
 
 def test_sigterm_leaves_no_half_prepared_folder(memjax, tmp_path, monkeypatch):
