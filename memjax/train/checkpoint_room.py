@@ -22,6 +22,8 @@ def lacks_room(directory: Path, newest: int | None, params: Any) -> str | None:
         newest: the last whole step there; the next takes about as much.
         params: without a whole step, half of their bytes must be free: files are
             compressed, which gains little on weights and nearly all on zeros.
+
+    Counts files, not their blocks. Costs one look at each file of the last step.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,6 @@
 """Checkpoints that cannot be written: what is said, and what stays."""
 
-import gc
 import shutil
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -14,21 +12,11 @@ from memjax.train.checkpoint import Checkpoints, whole_steps
 from tests.train.saved_states import FINGERPRINT, params_of, save, state_of
 
 
-@pytest.fixture
-def left_coroutines():
-    """The library never awaits some of its coroutines when a save fails."""
-    yield
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "coroutine .* was never awaited")
-        gc.collect()
-
-
 def random_params(n=200_000):
     rng = np.random.default_rng(0)
     return {"weights": rng.standard_normal(n, dtype=np.float32)}
 
 
-@pytest.mark.usefixtures("left_coroutines")
 def test_a_writer_that_fails_is_told_in_words_and_the_last_stays(tmp_path):
     """Files may not grow beyond 64 KiB, as on a disk that is full."""
     resource = pytest.importorskip("resource")
